@@ -1,0 +1,47 @@
+# make run | test | test-full | lint | venv | clean. Everything lands in .venv; a second call is quick.
+PYTHON ?= python3
+# Installed before everything else, so that no range is resolved to a build with gigabytes of GPU libraries.
+TORCH ?= torch==2.13.0
+# An index that serves CPU builds of torch; see PyTorch's install instructions. Empty: pip's own.
+TORCH_INDEX ?=
+PROMPT ?= Write a function that merges two sorted lists
+ARGS ?= --max-tokens 96 --show drafts
+
+VENV := .venv
+BIN := $(VENV)/bin
+KEY := $(shell printf '%s' "$(TORCH) $(TORCH_INDEX)" | cksum | cut -d' ' -f1)
+INSTALLED := $(VENV)/.installed-$(KEY)
+TEST_INSTALLED := $(VENV)/.test-installed-$(KEY)
+
+.PHONY: run test test-full lint venv clean
+
+run: venv
+	$(BIN)/pilotfish generate $(ARGS) "$(PROMPT)"
+
+test: $(TEST_INSTALLED)
+	$(BIN)/python -m pytest
+
+test-full: $(TEST_INSTALLED)
+	$(BIN)/python -m pytest --full
+
+lint: $(TEST_INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py
+
+venv: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable .
+	rm -f $(VENV)/.installed-* $(VENV)/.test-installed-*
+	touch $@
+
+$(TEST_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache

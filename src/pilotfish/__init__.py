@@ -1,0 +1,85 @@
+"""Speculative decoding for local language models: the same words, sooner.
+
+The public API is what `__all__` lists. Each name is imported when it is first asked for, so that `pilotfish --help`
+need not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pilotfish.drafters import Drafter, DraftModelDrafter, SingleSequenceDrafter
+    from pilotfish.engine import GenerationStream, generate, speculative_generate, stream
+    from pilotfish.errors import PilotfishError
+    from pilotfish.kvcache import DenseCache, PagedCache, PagePool
+    from pilotfish.loading import load
+    from pilotfish.tokenizer import Tokenizer, check_pair
+    from pilotfish.types import (
+        Draft,
+        DraftRequest,
+        FinishEvent,
+        GenerationResult,
+        GenerationStats,
+        SamplingParams,
+        TextEvent,
+        TokenOutput,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DenseCache",
+    "Draft",
+    "DraftModelDrafter",
+    "DraftRequest",
+    "Drafter",
+    "FinishEvent",
+    "GenerationResult",
+    "GenerationStats",
+    "GenerationStream",
+    "PagePool",
+    "PagedCache",
+    "PilotfishError",
+    "SamplingParams",
+    "SingleSequenceDrafter",
+    "TextEvent",
+    "TokenOutput",
+    "Tokenizer",
+    "check_pair",
+    "generate",
+    "load",
+    "speculative_generate",
+    "stream",
+]
+
+_HOMES = {
+    "pilotfish.drafters": ("DraftModelDrafter", "Drafter", "SingleSequenceDrafter"),
+    "pilotfish.engine": ("GenerationStream", "generate", "speculative_generate", "stream"),
+    "pilotfish.errors": ("PilotfishError",),
+    "pilotfish.kvcache": ("DenseCache", "PagePool", "PagedCache"),
+    "pilotfish.loading": ("load",),
+    "pilotfish.tokenizer": ("Tokenizer", "check_pair"),
+    "pilotfish.types": (
+        "Draft",
+        "DraftRequest",
+        "FinishEvent",
+        "GenerationResult",
+        "GenerationStats",
+        "SamplingParams",
+        "TextEvent",
+        "TokenOutput",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'pilotfish' has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,29 @@
+"""The table behind `pilotfish models`."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from pilotfish import catalog
+
+
+def print_models() -> None:
+    """Prints one row per model of the catalog."""
+    target, draft = catalog.default_pair()
+    roles = {target: "default target", draft: "default draft"}
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("size", no_wrap=True, justify="right")
+    table.add_column("licence", no_wrap=True)
+    table.add_column("present", no_wrap=True)
+    table.add_column("what it is")
+    for name, entry in catalog.entries().items():
+        table.add_row(
+            name,
+            f"{entry.size / 1e6:,.0f} MB",
+            entry.licence,
+            "yes" if catalog.locate(entry) else "no",
+            entry.description + (f" ({roles[name]})" if name in roles else ""),
+        )
+    Console().print(table)

@@ -1,0 +1,31 @@
+"""What a model is, as data: one transformer serves every architecture, and the differences stand here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_PROPOSAL_LENGTH = 4
+"""Most tokens drafted per step where there is a drafter and the user set no length."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and constants of one decoder-only transformer.
+
+    `vocab_size` counts the rows of the embedding and output matrices; it may exceed the tokenizer's ids (padding
+    rows). `context_length` is the largest number of tokens, prompt and output together.
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    rms_norm_eps: float
+    rope_theta: float
+    qkv_bias: bool
+    """Whether the q, k and v projections add a bias (Qwen2) or not (Llama)."""

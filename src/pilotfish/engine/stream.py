@@ -1,0 +1,116 @@
+"""One request from its prompt to its last token, as an iterator of events that cleans up after itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from pilotfish.decode import FixedLength, LengthPolicy, SequenceState, StepOutput, step
+from pilotfish.drafters import Drafter
+from pilotfish.model.batch import ForwardModel
+from pilotfish.tokenizer import Tokenizer
+from pilotfish.types import Event, FinishEvent, GenerationResult, TextEvent, TokenOutput
+from pilotfish.verify import GreedyVerifier
+
+
+class GenerationStream(Iterator[Event]):
+    """Yields a `TextEvent` per step that put tokens out, then one `FinishEvent`.
+
+    The caches are released at the end, when anything raises, on `close` (also at the end of a `with` block) and when
+    the stream is dropped. `result` is the answer so far at any time; closed early, its `finish_reason` is `abort`.
+    """
+
+    def __init__(
+        self,
+        sequence: SequenceState,
+        model: ForwardModel,
+        tokenizer: Tokenizer,
+        drafter: Drafter | None,
+        proposal_length: int,
+        max_num_batched_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        # First, what `close` needs: it also runs where the rest of this raises.
+        self._closed = False
+        self._sequence = sequence
+        self._drafters = [] if drafter is None else [drafter]
+        self._model = model
+        self._policy: LengthPolicy = FixedLength(drafter, proposal_length)
+        self._detokenizer = tokenizer.detokenizer()
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._clock = clock
+        self._start = clock()
+        self._pieces: list[str] = []
+
+    @property
+    def result(self) -> GenerationResult:
+        sequence = self._sequence
+        return GenerationResult(
+            text="".join(self._pieces),
+            token_ids=tuple(sequence.output_token_ids),
+            finish_reason=sequence.finish_reason or "abort",
+            stats=sequence.stats,
+        )
+
+    def __next__(self) -> Event:
+        try:
+            while self._sequence.finish_reason is None and not self._closed:
+                (output,) = step(
+                    [self._sequence],
+                    self._model,
+                    self._drafters,
+                    GreedyVerifier(),
+                    self._policy,
+                    self._clock,
+                    self._max_num_batched_tokens,
+                )
+                if output.token_ids:
+                    return self._text_event(output)
+        except BaseException:
+            self.close()
+            raise
+        if self._closed:
+            raise StopIteration
+        self.close()
+        return FinishEvent(self.result)
+
+    def close(self) -> None:
+        """Ends the request and releases its caches; idempotent."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._sequence.cache.release()
+            finally:
+                for drafter in self._drafters:
+                    drafter.release(self._sequence.request_id)
+
+    def __enter__(self) -> GenerationStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _text_event(self, output: StepOutput) -> TextEvent:
+        self._count_seconds(is_first=len(output.token_ids) == self._sequence.stats.num_tokens)
+        tokens: list[TokenOutput] = []
+        for token_id, kind in zip(output.token_ids, output.kinds, strict=True):
+            ends_answer = token_id in self._sequence.eos_token_ids
+            tokens.append(TokenOutput(token_id, "" if ends_answer else self._detokenizer.step(token_id), kind))
+        if output.finish_reason is not None:
+            last = tokens[-1]
+            tokens[-1] = TokenOutput(last.token_id, last.text + self._detokenizer.finish(), last.kind)
+        event = TextEvent(tuple(tokens))
+        self._pieces.append(event.text)
+        return event
+
+    def _count_seconds(self, is_first: bool) -> None:
+        stats = self._sequence.stats
+        stats.end_to_end_seconds = self._clock() - self._start
+        if is_first:
+            stats.prefill_seconds = stats.end_to_end_seconds
+        stats.decode_seconds = stats.end_to_end_seconds - stats.prefill_seconds

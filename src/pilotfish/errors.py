@@ -1,0 +1,69 @@
+"""Every exception that pilotfish raises on purpose, in one tree.
+
+`PilotfishError` is the root: the command line turns any of these into one line and exit status 2. A message says
+what was wrong and what to do about it.
+"""
+
+
+class PilotfishError(Exception):
+    """Root of the tree."""
+
+
+class OptionError(PilotfishError, ValueError):
+    """An argument or option has a value it cannot have."""
+
+
+class PromptError(PilotfishError, ValueError):
+    """A prompt cannot be run: it encodes to nothing, cannot be encoded, or does not fit into the context."""
+
+
+class ModelNotFoundError(PilotfishError):
+    """A model is neither a file on this machine nor a name in the catalog."""
+
+
+class FetchError(PilotfishError):
+    """A model file could not be fetched, or what came is not what was expected."""
+
+
+class DiskFullError(FetchError):
+    """There is not enough room on the disk for a model file."""
+
+
+class FormatError(PilotfishError):
+    """A model file is damaged, truncated or malformed."""
+
+
+class UnsupportedModelError(PilotfishError):
+    """A model file is sound, but holds something this version cannot run exactly."""
+
+
+class TokenizerError(PilotfishError):
+    """A tokenizer cannot be built from a model file, or an id it is asked about stands for no text."""
+
+
+class ChatTemplateError(PilotfishError):
+    """A chat template is missing, or fails on the given messages."""
+
+
+class PairMismatchError(PilotfishError):
+    """Draft and target model do not read the same token ids in the same way."""
+
+
+class DrafterError(PilotfishError):
+    """A drafter broke its contract in a way that cannot be repaired by ignoring its guesses."""
+
+
+class NonFiniteLogitsError(PilotfishError):
+    """A forward gave NaN where logits were expected."""
+
+
+class CacheError(PilotfishError):
+    """A key/value cache was asked for something its contract forbids; it is unchanged."""
+
+
+class CacheFullError(CacheError):
+    """A key/value cache has no room for the slots asked for; it is unchanged."""
+
+
+class InvariantError(PilotfishError):
+    """An internal invariant does not hold: a defect in pilotfish, never in its input."""

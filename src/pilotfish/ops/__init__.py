@@ -1,0 +1,1 @@
+"""The operations a model is made of. `reference` is the meaning of each, in plain torch."""

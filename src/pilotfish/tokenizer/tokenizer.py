@@ -1,0 +1,189 @@
+"""Text to token ids and back, as the authors of a model meant it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import tokenizers
+
+from pilotfish.errors import ChatTemplateError, PromptError, TokenizerError
+from pilotfish.tokenizer.byte_level import BYTE_TO_CHAR
+from pilotfish.tokenizer.chat_template import ChatTemplate
+from pilotfish.tokenizer.detokenizer import IncrementalDetokenizer
+from pilotfish.tokenizer.split_rules import SplitRule, find_split_rule
+from pilotfish.tokenizer.vocabulary import (
+    CONTROL,
+    NORMAL,
+    UNUSED,
+    USER_DEFINED,
+    Vocabulary,
+    read_merges,
+    read_value,
+    read_vocabulary,
+)
+
+
+class Tokenizer:
+    """The tokenizer of one model file, made by `from_gguf_metadata`."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        rule: SplitRule,
+        backend: tokenizers.Tokenizer,
+        *,
+        add_bos_token: bool,
+        chat_template: ChatTemplate | None,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.padding_token_ids = frozenset(
+            token_id for token_id, token_type in enumerate(vocabulary.token_types) if token_type == UNUSED
+        )
+        """Ids that the file lists as unused; ids from `vocab_size` on are padding too."""
+        self._normalizer = rule.normalizer()
+        self._backend = backend
+        spellings = {
+            text for text, kind in zip(vocabulary.tokens, vocabulary.token_types, strict=True) if kind == NORMAL
+        }
+        self._missing_bytes = frozenset(byte for byte, char in BYTE_TO_CHAR.items() if char not in spellings)
+        self._add_bos_token = add_bos_token
+        self._chat_template = chat_template
+
+    @classmethod
+    def from_gguf_metadata(cls, metadata: Mapping[str, object]) -> Tokenizer:
+        """The tokenizer that a GGUF header describes (keys `tokenizer.ggml.*` and `tokenizer.chat_template`).
+
+        Raises `UnsupportedModelError` for a kind of vocabulary or a pre-tokenizer that this version does not know, and
+        `TokenizerError`, naming the key, for anything missing, of a wrong type, out of range or contradictory.
+        """
+        vocabulary = read_vocabulary(metadata)
+        rule = find_split_rule(read_value(metadata, "tokenizer.ggml.pre", str))
+        add_bos_token = read_value(metadata, "tokenizer.ggml.add_bos_token", bool)
+        if add_bos_token is None:
+            add_bos_token = rule.add_bos_token
+        if add_bos_token and vocabulary.bos_token_id is None:
+            raise TokenizerError("tokenizer.ggml.bos_token_id is missing, but prompts are to start with that token")
+        template = read_value(metadata, "tokenizer.chat_template", str)
+        return cls(
+            vocabulary,
+            rule,
+            _build_backend(metadata, vocabulary, rule),
+            add_bos_token=add_bos_token,
+            chat_template=None
+            if template is None
+            else ChatTemplate(
+                template,
+                bos_token=_text_or_empty(vocabulary, vocabulary.bos_token_id),
+                eos_token=_text_or_empty(vocabulary, vocabulary.eos_token_id),
+            ),
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids that the file lists, padding included."""
+        return len(self.vocabulary.tokens)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end an answer: those the file names, and the usual control tokens for it."""
+        return self.vocabulary.eos_token_ids
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.vocabulary.bos_token_id
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The ids of `text`; the text of a control or user-defined token in it becomes that token.
+
+        `add_special_tokens` puts BOS in front where the file asks for it and `text` does not start with it. Raises
+        `PromptError` for text that is not Unicode, or that this vocabulary cannot spell.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                f"the text holds a lone surrogate (U+{ord(text[error.start]):04X} at position {error.start}): "
+                f"it is not Unicode text"
+            ) from None
+        token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        if self._missing_bytes:
+            self._check_nothing_lost(text, token_ids)
+        bos_token_id = self.vocabulary.bos_token_id
+        if add_special_tokens and self._add_bos_token and bos_token_id is not None and token_ids[:1] != [bos_token_id]:
+            token_ids.insert(0, bos_token_id)
+        return token_ids
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of `token_ids`: control tokens give none, bytes that are not UTF-8 give U+FFFD.
+
+        Raises `TokenizerError` for padding and for ids outside the vocabulary.
+        """
+        return b"".join(map(self.vocabulary.output_bytes, token_ids)).decode("utf-8", "replace")
+
+    def token_text(self, token_id: int) -> str | None:
+        """The vocabulary's own entry for `token_id`, in the byte-level alphabet; None where there is none."""
+        return self.vocabulary.tokens[token_id] if self.vocabulary.is_real(token_id) else None
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """A fresh detokenizer for one answer."""
+        return IncrementalDetokenizer(self.vocabulary)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt text for `messages`. Raises `ChatTemplateError` for malformed messages, and where the file has no
+        chat template or its template fails.
+        """
+        if self._chat_template is None:
+            raise ChatTemplateError("the model file has no chat template (tokenizer.chat_template)")
+        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The ids of the prompt for `messages`; the template itself writes BOS where it wants one. Raises as
+        `render_chat` and `encode` do.
+        """
+        return self.encode(self.render_chat(messages))
+
+    def _check_nothing_lost(self, text: str, token_ids: Sequence[int]) -> None:
+        # A byte without a token of its own vanishes in `tokenizers` without a word, and with it a part of the prompt.
+        try:
+            encoded = b"".join(map(self.vocabulary.token_bytes, token_ids)).decode()
+        except UnicodeDecodeError:
+            pass
+        else:
+            if self._normalize(encoded) == self._normalize(text):
+                return
+        # Normalising all at once can compose what a control token keeps apart, so look at both forms.
+        candidates = text + self._normalize(text)
+        char = next(char for char in candidates if not self._missing_bytes.isdisjoint(char.encode()))
+        raise PromptError(f"the text holds {char!r} (U+{ord(char):04X}), which the model's vocabulary cannot spell")
+
+    def _normalize(self, text: str) -> str:
+        return text if self._normalizer is None else self._normalizer.normalize_str(text)
+
+
+def _build_backend(metadata: Mapping[str, object], vocabulary: Vocabulary, rule: SplitRule) -> tokenizers.Tokenizer:
+    typed_tokens = list(zip(vocabulary.tokens, vocabulary.token_types, strict=True))
+    ids_by_text = {text: token_id for token_id, (text, kind) in enumerate(typed_tokens) if kind != UNUSED}
+    merges = read_merges(metadata, ids_by_text)
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab=ids_by_text, merges=merges, ignore_merges=rule.ignore_merges)
+    )
+    normalizer = rule.normalizer()
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer = rule.pre_tokenizer()
+    backend.add_tokens(
+        [
+            tokenizers.AddedToken(text, special=kind == CONTROL, normalized=False)
+            for text, kind in typed_tokens
+            if kind in (CONTROL, USER_DEFINED)
+        ]
+    )
+    return backend
+
+
+def _text_or_empty(vocabulary: Vocabulary, token_id: int | None) -> str:
+    return "" if token_id is None else vocabulary.tokens[token_id]

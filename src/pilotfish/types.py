@@ -1,0 +1,213 @@
+"""The values that layers hand to each other: weights, options, drafts, outcomes, events, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pilotfish.errors import OptionError
+
+if TYPE_CHECKING:
+    import numpy
+    from torch import Tensor
+
+FinishReason = Literal["stop", "length", "abort"]
+NextKind = Literal["recovered", "bonus", "plain"]
+TokenKind = Literal["accepted", "recovered", "bonus", "plain"]
+"""How an output token came about: `accepted` was drafted and agreed to; the other three are the target's own."""
+
+
+class WeightType(Enum):
+    """How a tensor's numbers lie in a file: name, weights per block, bytes per block."""
+
+    F32 = ("F32", 1, 4)
+    F16 = ("F16", 1, 2)
+    Q8_0 = ("Q8_0", 32, 34)
+    Q4_1 = ("Q4_1", 32, 20)
+    Q5_0 = ("Q5_0", 32, 22)
+    Q4_K = ("Q4_K", 256, 144)
+    Q6_K = ("Q6_K", 256, 210)
+
+    def __init__(self, label: str, block_size: int, block_bytes: int) -> None:
+        self.label = label
+        self.block_size = block_size
+        self.block_bytes = block_bytes
+
+    def row_bytes(self, num_columns: int) -> int:
+        """Bytes of one row of `num_columns` weights, a multiple of `block_size`."""
+        return num_columns // self.block_size * self.block_bytes
+
+
+@dataclass(frozen=True)
+class RawTensor:
+    """A tensor as its file holds it: `data` is uint8 [num_rows, row_bytes], a view into the memory map."""
+
+    name: str
+    weight_type: WeightType
+    shape: tuple[int, ...]
+    data: numpy.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen and when a request ends. Only greedy decoding exists so far: `temperature` is 0."""
+
+    temperature: float = 0.0
+    max_tokens: int | None = None
+    """Most output tokens, EOS included; None leaves it to EOS and the context length."""
+
+    def __post_init__(self) -> None:
+        if self.temperature != 0:
+            raise OptionError(
+                f"temperature must be 0 (greedy), the only choice in this version; got {self.temperature}"
+            )
+        if self.max_tokens is not None:
+            check_count("max_tokens", self.max_tokens)
+
+
+def check_count(name: str, value: object) -> int:
+    """`value` if it is a non-negative integer (`True` is not one), else `OptionError`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise OptionError(f"{name} must be a non-negative integer, got {value!r}")
+    return value
+
+
+class SequenceView(Protocol):
+    """What a drafter or a policy may see of a sequence: read only."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Prompt and output so far; the newest token is not in the target's cache yet."""
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """Asks a drafter for at most `max_draft_tokens` guesses that continue `sequence`."""
+
+    sequence: SequenceView
+    max_draft_tokens: int
+    sampling: SamplingParams
+    min_confidence_product: float = 0.0
+    """A drafter may stop once the product of its confidences falls below this."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A drafter's guess.
+
+    `probs` is float32 [len(token_ids), vocab_size], the distribution each token was drawn from; None means one-hot.
+    `confidences` are estimates that each token is right, never a distribution to sample against.
+    `prefill_seconds` is the part of the proposal's time that went into reading the prompt for the first time.
+    """
+
+    token_ids: tuple[int, ...]
+    probs: Tensor | None = None
+    confidences: tuple[float, ...] | None = None
+    prefill_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class VerifyOutcome:
+    """What the target said to a draft: an accepted prefix and exactly one more token."""
+
+    num_accepted_tokens: int
+    next_token_id: int
+    next_kind: NextKind
+
+
+@dataclass
+class GenerationStats:
+    """Counts and seconds of one request. Counts are of committed tokens; `decode_seconds` starts at the first token."""
+
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    num_steps: int = 0
+    """Decode steps: target calls after the prompt's last chunk."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    prefill_seconds: float = 0.0
+    """From the request's start to its first token."""
+    decode_seconds: float = 0.0
+    """From the first token to the last, the draft model's prefill included."""
+    end_to_end_seconds: float = 0.0
+    draft_prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    """All time inside drafters' `propose`, `draft_prefill_seconds` included."""
+    target_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    cache_seconds: float = 0.0
+    """Reserving, rewinding and telling drafters what was committed."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode rate: tokens after the first over `decode_seconds`; 0 where there were none."""
+        return (self.num_tokens - 1) / self.decode_seconds if self.num_tokens > 1 and self.decode_seconds > 0 else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted tokens; 0 where nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per decode step, the target's own included; 0 where there was no decode step."""
+        return (self.num_tokens - 1) / self.num_steps if self.num_steps else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """All counts, seconds and the three derived rates, by name."""
+        return asdict(self) | {
+            "tokens_per_second": self.tokens_per_second,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+        }
+
+
+@dataclass(frozen=True)
+class TokenOutput:
+    """One output token: `text` is what it adds to the text, empty while a character is incomplete."""
+
+    token_id: int
+    text: str
+    kind: TokenKind
+
+
+@dataclass(frozen=True)
+class TextEvent:
+    """The tokens of one step."""
+
+    tokens: tuple[TokenOutput, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token.token_id for token in self.tokens)
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """A whole answer. `token_ids` includes the EOS token that ended it, `text` does not."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: GenerationStats
+
+
+@dataclass(frozen=True)
+class FinishEvent:
+    """The last event of a stream."""
+
+    result: GenerationResult
+
+
+Event = TextEvent | FinishEvent
