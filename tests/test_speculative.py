@@ -357,12 +357,18 @@ def test_speculative_options_that_cannot_be_honoured_are_errors() -> None:
 
 def test_speculative_goes_on_past_the_draft_models_context() -> None:
     draft_model = ScriptedModel(context_length=12)
-    drafter = DraftModelDrafter(draft_model, PAIR)
-    events = run(ScriptedModel(), drafter=drafter, k=4, max_tokens=30)
-    assert answer(events)[0] == truth()[len(PROMPT) :][:30]
+    pool = ShuffledPool(draft_model.config, 20, 4)
+    drafter = DraftModelDrafter(draft_model, PAIR, make_cache=lambda: PagedCache(pool, 12))
+    sampling = SamplingParams(max_tokens=30)
+    told: list[int] = []
+    for event in pilotfish.stream(ScriptedModel(), byte_tokenizer(), PROMPT, drafter=drafter, sampling=sampling):
+        if isinstance(event, TextEvent):
+            told += event.token_ids
+            if len(PROMPT) + len(told) > 16:  # one step beyond its context, the draft model holds nothing any more
+                pool.check_integrity()
+                assert [token.kind for token in event.tokens] == ["plain"]
+    assert told == truth()[len(PROMPT) :][:30]
     assert max(int(call.positions.max()) for call in draft_model.calls) < 12
-    assert kinds(events)[-5:] == ["plain"] * 5
-    assert drafter._caches == {}
 
 
 def test_speculative_goes_on_where_the_draft_models_pool_is_full() -> None:
@@ -455,6 +461,16 @@ def test_speculative_abandoned_stream_releases_both_caches(num_events: int, end:
     gc.collect()
     target_pool.check_integrity()
     draft_pool.check_integrity()
+
+
+def test_speculative_failed_stream_is_closed_while_somebody_still_holds_it() -> None:
+    target_pool, _ = pools()
+    events = pilotfish.stream(ScriptedModel(fail_at=3), byte_tokenizer(), PROMPT, cache=PagedCache(target_pool, 512))
+    with pytest.raises(RuntimeError, match="injected fault"):
+        list(events)
+    target_pool.check_integrity()
+    assert list(events) == []
+    assert list(events.result.token_ids) == truth()[len(PROMPT) :][:3]
 
 
 def test_speculative_drafter_that_raises_releases_everything() -> None:
@@ -561,9 +577,11 @@ def test_speculative_neighbours_in_a_batch_change_nothing(prompts, chunk, k, dra
     draft_pool.check_integrity()
 
 
-def test_speculative_step_that_fails_leaves_what_was_committed_and_can_be_repeated() -> None:
+@pytest.mark.parametrize("victim", ["target", "draft"])
+def test_speculative_step_that_fails_leaves_what_was_committed_and_can_be_repeated(victim: str) -> None:
     for fail_at in range(6):
-        target, draft_model = ScriptedModel(fail_at=fail_at), ScriptedModel()
+        target = ScriptedModel(fail_at=fail_at if victim == "target" else None)
+        draft_model = ScriptedModel(fail_at=fail_at if victim == "draft" else None)
         pool = ShuffledPool(target.config, 60, 4)
         drafter = DraftModelDrafter(draft_model, PAIR)
         sequences = [sequence(PROMPT, pool, "a"), sequence([9, 9], pool, "b")]

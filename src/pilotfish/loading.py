@@ -34,7 +34,7 @@ def find_file(model: str | Path, progress: catalog.Progress | None = None) -> Pa
         return catalog.pull(model, progress)
     path = Path(model)
     if path.is_dir():
-        raise UnsupportedModelError(f"{path} is a folder; only GGUF files can be opened so far")
+        raise UnsupportedModelError(f"{path} is a folder; give the path of a GGUF file in it")
     if not path.exists():
         names = ", ".join(catalog.entries())
         raise ModelNotFoundError(f"no such model: {model} is neither a file nor a name in the catalog ({names})")

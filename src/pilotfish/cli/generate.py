@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Sequence
@@ -9,19 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
-
 from pilotfish import catalog
 from pilotfish.cli.progress import PullProgress
+from pilotfish.cli.terminal import AnswerWriter, Waiting
 from pilotfish.config import DEFAULT_PROPOSAL_LENGTH
-from pilotfish.errors import OptionError, PromptError
-from pilotfish.types import FinishEvent, GenerationResult, SamplingParams, TextEvent, TokenKind
+from pilotfish.errors import ChatTemplateError, OptionError, PilotfishError, PromptError
+from pilotfish.types import GenerationResult, GenerationStats, SamplingParams, TextEvent
 
 if TYPE_CHECKING:
     import pilotfish
 
-_STYLES: dict[TokenKind, str] = {"accepted": "green", "recovered": "red", "bonus": "cyan", "plain": "default"}
+# json.dumps leaves these as they are, and a terminal would obey some of them.
+_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
 @dataclass(frozen=True)
@@ -38,138 +38,196 @@ class GenerateOptions:
     temperature: float
     system: str | None
     raw: bool
-    show_drafts: bool
+    show: str | None
     json: bool
 
 
+@dataclass(frozen=True)
+class ModelChoice:
+    """What runs: `draft` is None where there is no draft model, or none is needed."""
+
+    target: str
+    draft: str | None
+    proposal_length: int
+
+    @property
+    def names(self) -> list[str]:
+        return [self.target] if self.draft is None else [self.target, self.draft]
+
+
 def run_generate(options: GenerateOptions) -> bool:
-    """Answers the prompt; False where Ctrl-C ended the answer early. Every option is checked before a model loads."""
+    """Answers the prompt; False where Ctrl-C ended the answer early. Every option is checked before a model loads.
+
+    However an answer ends, stdout keeps what was said so far.
+    """
     sampling = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
-    target_name, draft_name, proposal_length = choose_models(options)
-    if options.json and options.show_drafts:
+    choice = choose_models(options)
+    if options.json and options.show is not None:
         raise OptionError("--json and --show cannot be combined: a JSON object has no colours")
     if options.raw and options.system is not None:
         raise OptionError("--raw and --system cannot be combined: without the chat template there is no system message")
     text = read_prompt(options)
 
-    # The package's names import torch, which the checks above need not wait for.
-    import pilotfish
-
-    names = [target_name] if draft_name is None else [target_name, draft_name]
-    with PullProgress() as progress:
-        for name in names:
-            if name in catalog.entries():
-                catalog.pull(name, progress)
-    prompt: str | list[dict[str, str]] = text
-    rendered = text
-    drafter = None
-    with Console(stderr=True).status(f"loading {' and '.join(names)}"):
-        model, tokenizer = pilotfish.load(target_name)
-        if not options.raw:
-            system = [] if options.system is None else [{"role": "system", "content": options.system}]
-            prompt = [*system, {"role": "user", "content": text}]
-            rendered = tokenizer.render_chat(prompt)
-        if draft_name is not None:
-            draft_model, draft_tokenizer = pilotfish.load(draft_name)
-            pair = pilotfish.check_pair(draft_tokenizer, tokenizer, rendered)
-            drafter = pilotfish.DraftModelDrafter(draft_model, pair)
-    events = pilotfish.stream(
-        model,
-        tokenizer,
-        prompt,
-        drafter=drafter,
-        proposal_length=proposal_length,
-        sampling=sampling,
-        context_length=options.context_length,
-    )
-    completed = _show(events, options)
-    result = events.result
-    if options.json:
-        print(json.dumps(_as_dict(result), ensure_ascii=False))
+    writer = None if options.json else AnswerWriter(options.show == "drafts")
+    result = GenerationResult("", (), "abort", GenerationStats())
+    events = None
+    completed = False
+    try:
+        with Waiting() as waiting:
+            for name in choice.names:
+                _fetch(name)
+            waiting.show(f"loading {' and '.join(choice.names)}")
+            events = _start(options, choice, sampling, text)
+            waiting.show("reading the prompt")
+            with events:
+                for event in events:
+                    if writer is not None and isinstance(event, TextEvent):
+                        waiting.stop()
+                        writer.write(event)
+        completed = True
+    except KeyboardInterrupt:
+        if events is None and writer is not None:
+            raise
+    except PilotfishError:
+        if events is not None and events.result.token_ids:
+            _end(writer, events.result)
+        raise
+    if events is not None:
+        result = events.result
+    if writer is None or writer.wrote or completed:
+        _end(writer, result)
     print(summary(result), file=sys.stderr)
     return completed
 
 
-def choose_models(options: GenerateOptions) -> tuple[str, str | None, int]:
-    """Target, draft model (None where it is not even loaded) and proposal length."""
+def choose_models(options: GenerateOptions) -> ModelChoice:
+    """Target, draft model and proposal length. At length 0 the draft model is not even looked at."""
+    for flag, name in (("--model", options.model), ("--draft-model", options.draft_model)):
+        if name == "":
+            raise OptionError(f"{flag} is empty: give a catalog name or a path to a GGUF file")
     default_target, default_draft = catalog.default_pair()
-    target = options.model or default_target
-    draft = options.draft_model or (default_draft if options.model is None else None)
+    target = default_target if options.model is None else options.model
+    draft = default_draft if options.model is None and options.draft_model is None else options.draft_model
     length = options.proposal_length
     if length is None:
         length = DEFAULT_PROPOSAL_LENGTH if draft is not None else 0
     if length > 0 and draft is None:
         raise OptionError(f"--proposal-length {length} needs a draft model: add --draft-model, or use 0")
-    return target, draft if length > 0 else None, length
+    return ModelChoice(target, draft if length > 0 else None, length)
 
 
 def read_prompt(options: GenerateOptions) -> str:
-    """The prompt from exactly one of: the argument, stdin (`-`), a file."""
+    """The prompt from exactly one of: the argument, stdin (`-`), a file. Its text is taken as it is, line ends too."""
     if (options.prompt is None) == (options.file is None):
         raise OptionError("give one prompt: as the argument, as - for stdin, or with --file")
-    source = "stdin" if options.prompt == "-" else str(options.file)
-    try:
-        if options.file is not None:
-            text = options.file.read_bytes().decode("utf-8")
-        elif options.prompt == "-":
-            text = sys.stdin.buffer.read().decode("utf-8")
-        else:
-            text = options.prompt or ""
-    except OSError as error:
-        raise PromptError(f"cannot read {source}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{source} is not UTF-8 text (byte {error.start})") from None
-    if not text.strip():
+    if options.system is not None:
+        _check_unicode("--system", options.system)
+    if options.file is None and options.prompt is not None and options.prompt != "-":
+        _check_unicode("the prompt", options.prompt)
+        text = options.prompt
+    else:
+        text = _read_text(options.file)
+    # Spaces are nothing to answer, but they are something to continue.
+    if not (text if options.raw else text.strip()):
         raise PromptError("the prompt is empty: there is nothing to answer")
     return text
 
 
-def _show(events: pilotfish.GenerationStream, options: GenerateOptions) -> bool:
-    """Streams the text to stdout; False where Ctrl-C ended it."""
-    console = Console(highlight=False, soft_wrap=True) if options.show_drafts else None
-    if console is not None:
-        legend = Text("tokens: ") + Text(" ").join(Text(kind, style) for kind, style in _STYLES.items())
-        Console(stderr=True, highlight=False).print(legend)
-    completed = True
+def _read_text(file: Path | None) -> str:
+    """The text of a file, or of stdin for None. A byte order mark is no part of the text."""
+    source = "stdin" if file is None else str(file)
     try:
-        for event in events:
-            if isinstance(event, FinishEvent) or options.json:
-                continue
-            if console is not None:
-                _print_styled(console, event)
-            else:
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
-    except KeyboardInterrupt:
-        events.close()
-        completed = False
-    if not options.json:
-        print(flush=True)
-    return completed
+        if file is not None:
+            content = file.read_bytes()
+        elif sys.stdin is not None:
+            content = sys.stdin.buffer.read()
+        else:
+            raise PromptError("cannot read the prompt from stdin: it is closed")
+    except OSError as error:
+        raise PromptError(f"cannot read {source}: {error.strerror}") from None
+    content = content.removeprefix(codecs.BOM_UTF8)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{source} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
 
-def _print_styled(console: Console, event: TextEvent) -> None:
-    for token in event.tokens:
-        console.print(Text(token.text, style=_STYLES[token.kind]), end="")
+def _check_unicode(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"{what} is not UTF-8 text (character {error.start})") from None
 
 
-def _as_dict(result: GenerationResult) -> dict[str, object]:
-    return {
+def _fetch(name: str) -> None:
+    if name in catalog.entries():
+        with PullProgress(name) as progress:
+            catalog.pull(name, progress)
+
+
+def _start(
+    options: GenerateOptions, choice: ModelChoice, sampling: SamplingParams, text: str
+) -> pilotfish.GenerationStream:
+    """Loads what runs and starts the answer."""
+    # The package's names import torch, which the checks before this need not wait for.
+    import pilotfish
+
+    model, tokenizer = pilotfish.load(choice.target)
+    prompt: str | list[dict[str, str]] = text
+    rendered = text
+    if not options.raw:
+        if not tokenizer.has_chat_template:
+            raise ChatTemplateError(f"{choice.target} has no chat template: add --raw to continue the prompt as it is")
+        system = [] if options.system is None else [{"role": "system", "content": options.system}]
+        prompt = [*system, {"role": "user", "content": text}]
+        rendered = tokenizer.render_chat(prompt)
+    drafter = None
+    if choice.draft is not None:
+        draft_model, draft_tokenizer = pilotfish.load(choice.draft)
+        drafter = pilotfish.DraftModelDrafter(draft_model, pilotfish.check_pair(draft_tokenizer, tokenizer, rendered))
+    return pilotfish.stream(
+        model,
+        tokenizer,
+        prompt,
+        drafter=drafter,
+        proposal_length=choice.proposal_length,
+        sampling=sampling,
+        context_length=options.context_length,
+    )
+
+
+def _end(writer: AnswerWriter | None, result: GenerationResult) -> None:
+    """What stdout still lacks: the last newline, or the whole object."""
+    if writer is not None:
+        writer.finish()
+    else:
+        print(as_json(result), flush=True)
+
+
+def as_json(result: GenerationResult) -> str:
+    """One line; in ASCII where stdout's encoding may lack a character, since a `?` would be another text."""
+    value = {
         "text": result.text,
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason,
         "stats": result.stats.as_dict(),
     }
+    is_utf8 = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
+    return json.dumps(value, ensure_ascii=not is_utf8).translate(_JSON_CONTROLS)
 
 
 def summary(result: GenerationResult) -> str:
     """One line: what came out, how fast, and what speculation did."""
     stats = result.stats
+    if stats.num_draft_tokens:
+        acceptance = f"acceptance {stats.acceptance_rate:.0%} ({stats.num_accepted_tokens}/{stats.num_draft_tokens})"
+    else:
+        acceptance = "nothing drafted"
     parts: Sequence[str] = (
         f"{stats.num_tokens} tokens ({result.finish_reason})",
         f"{stats.tokens_per_second:.2f} tokens/s",
         f"{stats.num_steps} steps",
-        f"acceptance {stats.acceptance_rate:.0%} ({stats.num_accepted_tokens}/{stats.num_draft_tokens})",
+        acceptance,
         f"mean acceptance length {stats.mean_acceptance_length:.2f}",
         f"draft {stats.draft_seconds:.1f} s",
         f"target {stats.target_seconds:.1f} s",

@@ -2,145 +2,181 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, NoReturn, Optional
+from typing import Any, NoReturn
 
 import click
-import typer
 
 from pilotfish import __version__, catalog
 from pilotfish.cli.generate import GenerateOptions, run_generate
 from pilotfish.cli.models import print_models
 from pilotfish.cli.progress import PullProgress
+from pilotfish.cli.terminal import printable
 from pilotfish.errors import PilotfishError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Speculative decoding for local language models: the same words, sooner.",
+
+class WholeNumber(click.IntRange):
+    name = "whole number"  # as errors call it
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="pilotfish %(version)s", help="Print the version and exit.")
+@click.pass_context
+def app(context: click.Context) -> None:
+    """Speculative decoding for local language models: the same words, sooner.
+
+    A small draft model guesses the next tokens, the target model checks all guesses in one pass. The answer is the
+    target model's own, token for token.
+
+    \b
+      pilotfish generate "Write a function that reverses a list"
+      pilotfish models
+      pilotfish COMMAND --help
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@app.command(short_help="Answer a prompt.")
+@click.argument("prompt", required=False)
+@click.option("--file", type=click.Path(path_type=Path), metavar="FILE", help="Read the prompt from this file.")
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="Target model: a name that `pilotfish models` lists, or a path to a GGUF file. Given alone, it runs without a "
+    "draft model. Without it: the default target.",
 )
+@click.option(
+    "--draft-model",
+    metavar="MODEL",
+    help="Draft model, named likewise; it must have the target's vocabulary. Without --model and --draft-model: the "
+    "default draft.",
+)
+@click.option(
+    "--proposal-length",
+    type=WholeNumber(min=0),
+    metavar="N",
+    help="Most tokens drafted per step. 0 runs the target alone: the draft model is not loaded. Default: 4 with a "
+    "draft model, else 0.",
+)
+@click.option(
+    "--max-tokens",
+    type=WholeNumber(min=0),
+    metavar="N",
+    default=512,
+    help="Most tokens in the answer. Default: 512.",
+)
+@click.option(
+    "--context-length",
+    type=WholeNumber(min=1),
+    metavar="N",
+    help="Most tokens of prompt and answer together. Default: the target model's limit, which is also the most.",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    metavar="T",
+    default=0.0,
+    help="Only 0 is possible so far, and the default: always the likeliest token.",
+)
+@click.option("--system", metavar="TEXT", help="System message to put before the prompt.")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
+@click.option(
+    "--show",
+    type=click.Choice(["drafts"]),
+    help="Colour each token by how it came about: accepted (drafted and agreed to), recovered (replaces a rejected "
+    "guess), bonus (follows a fully accepted draft), plain (nothing was drafted).",
+)
+@click.option("--json", is_flag=True, help="Print one JSON object (text, token_ids, finish_reason, stats) at the end.")
+def generate(**given: Any) -> None:
+    """Answer PROMPT, streaming the text to stdout as it is decided and a summary to stderr.
 
+    PROMPT is one argument, so quote it; - reads it from stdin, and -- goes before one that starts with a dash. Models
+    of the catalog are fetched at first use. Ctrl-C keeps what was said so far.
 
-class Show(str, Enum):
-    drafts = "drafts"
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"pilotfish {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    pass
-
-
-# typer reads these annotations at run time, where Python 3.10 needs Optional spelled out.
-@app.command()
-def generate(
-    prompt: Annotated[Optional[str], typer.Argument(help="What to ask; - reads it from stdin.")] = None,  # noqa: UP045
-    model: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            help="Target model: a catalog name or a path to a GGUF file. Alone, it runs without a draft model."
-        ),
-    ] = None,
-    draft_model: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Draft model, likewise. Without --model and --draft-model the default pair runs."),
-    ] = None,
-    proposal_length: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=0, help="Most tokens drafted per step; 0 is target only. Default: 4 with a draft model."),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=0, help="Most tokens to put out.")] = 512,
-    context_length: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Most tokens, prompt and answer together. Default: the model's own limit."),
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="Only 0 (greedy) so far.")] = 0.0,
-    system: Annotated[Optional[str], typer.Option(help="System message put before the prompt.")] = None,  # noqa: UP045
-    file: Annotated[Optional[Path], typer.Option(help="Read the prompt from this file.")] = None,  # noqa: UP045
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
-    ] = False,
-    show: Annotated[
-        Optional[Show],  # noqa: UP045
-        typer.Option(help="Colour tokens by how they came about: accepted, recovered, bonus, plain."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
-) -> None:
-    """Answer a prompt, streaming the text as it is decided; a summary goes to stderr."""
-    options = GenerateOptions(
-        prompt=prompt,
-        file=file,
-        model=model,
-        draft_model=draft_model,
-        proposal_length=proposal_length,
-        max_tokens=max_tokens,
-        context_length=context_length,
-        temperature=temperature,
-        system=system,
-        raw=raw,
-        show_drafts=show is Show.drafts,
-        json=json,
-    )
-    if not run_generate(options):
-        raise typer.Exit(EXIT_INTERRUPTED)
+    \b
+      pilotfish generate "Write a function that merges two sorted lists"
+      pilotfish generate --show drafts --max-tokens 100 --file prompt.txt
+      pilotfish generate --model path/to/model.gguf --raw "Once upon a time"
+    """
+    if not run_generate(GenerateOptions(**given)):
+        raise click.exceptions.Exit(EXIT_INTERRUPTED)
 
 
 @app.command()
-def pull(name: Annotated[str, typer.Argument(help="A name that `pilotfish models` lists.")]) -> None:
-    """Fetch a model of the catalog."""
-    with PullProgress() as progress:
+@click.argument("name")
+def pull(name: str) -> None:
+    """Fetch a model of the catalog.
+
+    NAME is one that `pilotfish models` lists. Prints the path of the file, at once where it is already present.
+    """
+    with PullProgress(name) as progress:
         path = catalog.pull(name, progress)
-    typer.echo(str(path))
+    click.echo(path)
 
 
-@app.command()
+@app.command(short_help="List the models of the catalog.")
 def models() -> None:
-    """List the models of the catalog: size, licence, and whether they are on this machine."""
+    """List the models of the catalog: size, licence, and whether they are present on this machine."""
     print_models()
 
 
 def main() -> NoReturn:
     """Runs the command line and exits: 0, 2 for an error a user can cause, 130 after Ctrl-C."""
-    # A model may say anything: what the terminal's encoding lacks must not end the answer.
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    _prepare_streams()
     try:
-        status = app(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        status = EXIT_ERROR
+        status = _run(sys.argv[1:])
     except click.ClickException as error:
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "pilotfish"
-        status = _fail(f"{error.format_message()} (see {command} --help)")
+        status = _fail(f"{error.format_message().rstrip('.')} (see {command} --help)")
     except PilotfishError as error:
         status = _fail(str(error))
-    except (KeyboardInterrupt, click.Abort):
-        print("pilotfish: interrupted", file=sys.stderr)
-        status = EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        status = _say("pilotfish: interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The reader has left (`| head`). Keep the interpreter's last flush from failing once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has left (`| head`): it has all it wanted.
+        _discard_stdout()
         status = 0
+    except OSError as error:
+        _discard_stdout()
+        status = _fail(f"{error.filename or 'cannot write the output'}: {error.strerror or error}")
     sys.exit(status)
 
 
+def _run(arguments: list[str]) -> int:
+    # Not `app.main`, which expands wildcards in prompts on Windows and has its own words for Ctrl-C and closed pipes.
+    try:
+        with app.make_context("pilotfish", arguments) as context:
+            app.invoke(context)
+    except click.exceptions.Exit as request:
+        return request.exit_code
+    return 0
+
+
+def _prepare_streams() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller (`>&-`)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
+    # A model may say anything: what the terminal's encoding lacks must not end the answer.
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+def _discard_stdout() -> None:
+    """Keeps the interpreter's last flush from failing once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(message: str) -> int:
-    print("pilotfish: error: " + " ".join(message.split()), file=sys.stderr)
-    return EXIT_ERROR
+    return _say("pilotfish: error: " + printable(" ".join(message.splitlines())), EXIT_ERROR)
+
+
+def _say(line: str, status: int) -> int:
+    with contextlib.suppress(OSError):  # where stderr cannot be written to, the status must do
+        print(line, file=sys.stderr)
+    return status

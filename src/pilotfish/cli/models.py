@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console
 from rich.table import Table
 
@@ -9,7 +11,7 @@ from pilotfish import catalog
 
 
 def print_models() -> None:
-    """Prints one row per model of the catalog."""
+    """Prints one row per model of the catalog; where stdout is no terminal, each on one line however long."""
     target, draft = catalog.default_pair()
     roles = {target: "default target", draft: "default draft"}
     table = Table(box=None, pad_edge=False)
@@ -26,4 +28,5 @@ def print_models() -> None:
             "yes" if catalog.locate(entry) else "no",
             entry.description + (f" ({roles[name]})" if name in roles else ""),
         )
-    Console().print(table)
+    console = Console() if sys.stdout.isatty() else Console(width=10_000)
+    console.print(table)

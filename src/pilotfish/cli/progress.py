@@ -1,7 +1,8 @@
-"""A progress bar for fetching model files, on stderr."""
+"""A progress bar for fetching a model file, on stderr."""
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 
 from rich.console import Console
@@ -11,17 +12,20 @@ from pilotfish.catalog import PullEvent
 
 
 class PullProgress:
-    """Draws the events of a pull; shows nothing where nothing had to be fetched."""
+    """Draws the events of one pull; shows nothing where nothing had to be fetched, or where stderr is no terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
             TimeRemainingColumn(),
             console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
         )
+        self._task = self._progress.add_task(name)
         self._started = False
 
     def __enter__(self) -> PullProgress:
@@ -37,5 +41,9 @@ class PullProgress:
         if not self._started:
             self._started = True
             self._progress.start()
-            self._task = self._progress.add_task(event.status, total=event.bytes_total)
-        self._progress.update(self._task, description=event.status, completed=event.bytes_done, total=event.bytes_total)
+        self._progress.update(
+            self._task,
+            description=f"{self._name}: {event.status}",
+            completed=event.bytes_done,
+            total=event.bytes_total or None,
+        )

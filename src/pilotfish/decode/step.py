@@ -34,12 +34,12 @@ _NO_DRAFT = Draft(())
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step committed to one sequence: nothing for a chunk of a prompt that is not its last."""
+    """What a step committed to one sequence: nothing for a prompt chunk that is not the last, or after its end."""
 
     request_id: str
-    token_ids: tuple[int, ...] = ()
-    kinds: tuple[TokenKind, ...] = ()
-    finish_reason: FinishReason | None = None
+    token_ids: tuple[int, ...]
+    kinds: tuple[TokenKind, ...]
+    finish_reason: FinishReason | None
 
 
 @dataclass
@@ -89,8 +89,6 @@ def step(
     each waited for them. If anything raises, every cache holds what is committed and nothing more.
     """
     works = _plan(sequences, max_num_batched_tokens)
-    if not works:
-        return [StepOutput(sequence.request_id, finish_reason=sequence.finish_reason) for sequence in sequences]
     timer = _Timer(clock, works)
     try:
         for work in works:
@@ -108,7 +106,8 @@ def step(
         for work in works:
             work.restore()
         raise
-    return [outputs.get(id(sequence), StepOutput(sequence.request_id)) for sequence in sequences]
+    nothing = {id(sequence): StepOutput(sequence.request_id, (), (), sequence.finish_reason) for sequence in sequences}
+    return list((nothing | outputs).values())
 
 
 def _plan(sequences: Sequence[SequenceState], max_num_batched_tokens: int) -> list[_Work]:
@@ -171,7 +170,7 @@ def _commit(work: _Work, logits: Tensor, drafters: Sequence[Drafter], verifier: 
     sequence = work.sequence
     if not work.is_last_chunk:
         _check_lengths(sequence, sequence.cache.length)
-        return StepOutput(sequence.request_id)
+        return StepOutput(sequence.request_id, (), (), None)
     outcome = verifier.verify(work.draft, logits)
     timer.lap("verify_seconds")
     accepted = work.draft.token_ids[: outcome.num_accepted_tokens]
@@ -182,7 +181,7 @@ def _commit(work: _Work, logits: Tensor, drafters: Sequence[Drafter], verifier: 
     if is_decode:
         sequence.stats.num_steps += 1
         sequence.stats.num_draft_tokens += len(work.draft.token_ids)
-        sequence.stats.num_accepted_tokens += min(count, len(accepted))
+        sequence.stats.num_accepted_tokens += len(accepted)
     sequence.cache.rewind(sequence.cache.length - (len(sequence.token_ids) - 1))
     for drafter in drafters:
         drafter.observe(sequence, outcome)

@@ -58,23 +58,17 @@ class DraftModelDrafter:
         self._never_proposed = torch.tensor(sorted(pair.draft_only_token_ids), dtype=torch.int64)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """See `Drafter.propose`. If a forward raises, the caches are back where they were."""
+        """See `Drafter.propose`. If a forward raises, a cache may be left ahead of its sequence until the next call."""
         start = self._clock()
         first_time = [request.sequence.request_id not in self._caches for request in requests]
         proposals = [self._start(request) for request in requests]
         active = [proposal for proposal in proposals if proposal is not None]
-        lengths = [proposal.cache.length for proposal in active]
-        try:
-            for proposal in active:
-                self._feed_all_but_last_chunk(proposal)
-            self._extend(active)
-            prefill_seconds = self._clock() - start
-            while unfinished := [proposal for proposal in active if not self._is_complete(proposal)]:
-                self._extend(unfinished)
-        except BaseException:
-            for proposal, length in zip(active, lengths, strict=True):
-                proposal.cache.rewind(proposal.cache.length - length)
-            raise
+        for proposal in active:
+            self._feed_all_but_last_chunk(proposal)
+        self._extend(active)
+        prefill_seconds = self._clock() - start
+        while unfinished := [proposal for proposal in active if not self._is_complete(proposal)]:
+            self._extend(unfinished)
         return [
             Draft(())
             if proposal is None
@@ -116,7 +110,7 @@ class DraftModelDrafter:
         cache = self._caches.get(request_id)
         if cache is None:
             cache = self._caches[request_id] = self._make_cache()
-        # A step that failed after this drafter's last proposal never told it what was committed.
+        # Ahead only where the last step failed, so that nothing was committed and `observe` was not called.
         cache.rewind(max(0, cache.length - (len(token_ids) - 1)))
         feed = list(token_ids[cache.length :])
         limit = min(request.max_draft_tokens, room_in_context, cache.room - len(feed) + 1)

@@ -104,7 +104,7 @@ class _Reader:
         self.position = 0
 
     def fail(self, what: str) -> FormatError:
-        return FormatError(f"{self.path} is not a sound GGUF file: {what}")
+        return FormatError(f"{self.path} is not a sound GGUF file: {what}; fetch it again, or use another")
 
     def truncated(self, where: str) -> FormatError:
         return FormatError(f"{self.path} is truncated or damaged: {where}; fetch it again")
@@ -161,7 +161,9 @@ class _Reader:
 
     def header(self) -> tuple[dict[str, object], dict[str, _TensorInfo]]:
         if self.data[:4] != _MAGIC:
-            raise FormatError(f"{self.path} is not a GGUF file (it does not start with the bytes GGUF)")
+            raise FormatError(
+                f"{self.path} is not a GGUF file (it does not start with the bytes GGUF); give the path of one"
+            )
         self.position = 4
         version = self.integer("I")
         if version not in (2, 3):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from reprlib import repr as short
 
 from pilotfish.config import ModelConfig
 from pilotfish.errors import FormatError, UnsupportedModelError
 from pilotfish.formats.gguf import GGUFFile
 from pilotfish.types import RawTensor
 
-_MAX_SIZE = 1 << 24  # no count in a config of ours is anywhere near; larger ones are damage
+_MAX_SIZE = 1 << 20  # no count in a config of ours is beyond; larger ones are damage, and would cost memory
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,14 @@ def read_model(file: GGUFFile) -> tuple[ModelConfig, dict[str, RawTensor]]:
     option or a tensor that this version cannot run exactly.
     """
     name = file.metadata.get("general.architecture")
-    if name not in _ARCHITECTURES or not isinstance(name, str):
+    if not isinstance(name, str) or name not in _ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{file.path} holds a model of the architecture {name!r}; supported are {', '.join(_ARCHITECTURES)}"
+            f"{file.path} holds the architecture {short(name)}; supported are {', '.join(_ARCHITECTURES)}"
         )
     architecture = _ARCHITECTURES[name]
     config = _Config(file, name).read(architecture)
+    if config.num_layers > len(file.tensor_names):  # before anything is made for each layer
+        raise FormatError(f"{file.path} announces {config.num_layers} layers, but has {len(file.tensor_names)} tensors")
     shapes = tensor_shapes(config)
     missing = sorted(shapes.keys() - file.tensor_names - {"output.weight"})
     if missing:
@@ -121,7 +124,9 @@ class _Config:
         self.metadata: Mapping[str, object] = file.metadata
 
     def fail(self, key: str, value: object, wanted: str) -> FormatError:
-        return FormatError(f"{self.file.path}: metadata '{self.architecture}.{key}' must be {wanted}, got {value!r}")
+        return FormatError(
+            f"{self.file.path}: metadata '{self.architecture}.{key}' must be {wanted}, got {short(value)}"
+        )
 
     def count(self, key: str, default: int | None = None) -> int:
         value = self.metadata.get(f"{self.architecture}.{key}", default)
@@ -140,7 +145,7 @@ class _Config:
             value = self.metadata.get(f"{self.architecture}.{key}", off)
             if value != off:
                 raise UnsupportedModelError(
-                    f"{self.file.path}: '{self.architecture}.{key}' is {value!r}; this version only runs models "
+                    f"{self.file.path}: '{self.architecture}.{key}' is {short(value)}; this version runs only models "
                     f"where it is {off!r} or absent"
                 )
         if "token_embd.weight" not in self.file.tensor_names:

@@ -88,15 +88,13 @@ class KVStore:
         self.filled[:, page_id].clamp_(max=num_slots)
 
     def resize(self, config: ModelConfig, num_pages: int, page_size: int) -> None:
-        """Grows to the given shape, keeping what the first pages and slots hold."""
-        old_pages, old_size = self.num_pages, self.page_size
-        for name in ("keys", "values"):
-            grown = _pages(config, num_pages, page_size)
-            grown[:, :old_pages, :old_size] = getattr(self, name)
-            setattr(self, name, grown)
+        """Grows to the given shape, keeping what the first pages and slots hold; without memory nothing changes."""
+        keys, values = (_pages(config, num_pages, page_size) for _ in range(2))
         filled = torch.zeros(config.num_layers, num_pages, dtype=torch.int32)
-        filled[:, :old_pages] = self.filled
-        self.filled = filled
+        for grown, tensor in ((keys, self.keys), (values, self.values)):
+            grown[:, : self.num_pages, : self.page_size] = tensor
+        filled[:, : self.num_pages] = self.filled
+        self.keys, self.values, self.filled = keys, values, filled
 
 
 def _pages(config: ModelConfig, num_pages: int, page_size: int) -> Tensor:

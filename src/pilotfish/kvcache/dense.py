@@ -38,6 +38,7 @@ class DenseCache(CacheBase):
         pass  # the one page is private: there is nobody to give it back to
 
     def release(self) -> None:
-        super().release()
-        self.page_ids = []
-        self._store = KVStore(self._config, 0, self._store.page_size)
+        if not self._released:
+            super().release()
+            self.page_ids = []
+            self._store = KVStore(self._config, 0, self._store.page_size)

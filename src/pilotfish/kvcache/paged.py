@@ -33,18 +33,23 @@ class PagePool(KVStore):
         """n free pages, none written by any layer; `CacheFullError`, and no change, where there are fewer."""
         if n > len(self._free):
             raise CacheFullError(f"{n} pages are needed, {len(self._free)} of {self.max_pages} are free")
-        taken = [self._free.pop() for _ in range(n)]
-        self._used.update(taken)
+        taken = self._free[len(self._free) - n :][::-1]
         needed = max(taken, default=0) + 1
         if needed > self.num_pages:
             self.resize(self._config, min(self.max_pages, max(needed, 2 * self.num_pages)), self.page_size)
+        del self._free[len(self._free) - n :]
+        self._used.update(taken)
         return taken
 
     def give_back(self, page_ids: Iterable[int]) -> None:
-        """Returns pages, each exactly once; one that is not in use raises `CacheError`."""
+        """Returns pages, each exactly once; one that is not in use raises `CacheError` and changes nothing."""
+        page_ids = list(page_ids)
+        seen: set[int] = set()
         for page_id in page_ids:
-            if page_id not in self._used:
+            if page_id not in self._used or page_id in seen:
                 raise CacheError(f"page {page_id} is given back but not in use")
+            seen.add(page_id)
+        for page_id in page_ids:
             self._used.remove(page_id)
             self.truncate(page_id, 0)
             self._free.append(page_id)

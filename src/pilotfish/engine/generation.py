@@ -40,14 +40,14 @@ class GenerationStream(Iterator[Event]):
         self._max_num_batched_tokens = max_num_batched_tokens
         self._clock = clock
         self._start = clock()
-        self._pieces: list[str] = []
+        self._tokens: list[TokenOutput] = []
 
     @property
     def result(self) -> GenerationResult:
         sequence = self._sequence
         return GenerationResult(
-            text="".join(self._pieces),
-            token_ids=tuple(sequence.output_token_ids),
+            text="".join(token.text for token in self._tokens),
+            token_ids=tuple(token.token_id for token in self._tokens),
             finish_reason=sequence.finish_reason or "abort",
             stats=sequence.stats,
         )
@@ -104,9 +104,8 @@ class GenerationStream(Iterator[Event]):
         if output.finish_reason is not None:
             last = tokens[-1]
             tokens[-1] = TokenOutput(last.token_id, last.text + self._detokenizer.finish(), last.kind)
-        event = TextEvent(tuple(tokens))
-        self._pieces.append(event.text)
-        return event
+        self._tokens += tokens
+        return TextEvent(tuple(tokens))
 
     def _count_seconds(self, is_first: bool) -> None:
         stats = self._sequence.stats

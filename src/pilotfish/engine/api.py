@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pilotfish.config import DEFAULT_PROPOSAL_LENGTH
 from pilotfish.decode import SequenceState
 from pilotfish.drafters import Drafter, DraftModelDrafter
-from pilotfish.engine.stream import GenerationStream
+from pilotfish.engine.generation import GenerationStream
 from pilotfish.errors import OptionError, PromptError
 from pilotfish.kvcache import DenseCache, KVCache
 from pilotfish.model.batch import ForwardModel

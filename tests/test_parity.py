@@ -1,0 +1,190 @@
+"""Logits against `transformers`: tiny models of both architectures in every form, and a real file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny_models import (
+    ARCHITECTURES,
+    K_TYPES,
+    OUTPUTS,
+    WEIGHT_TYPES,
+    WIDE,
+    Weights,
+    float_weights,
+    tiny_config,
+    tiny_tensors,
+    torch_threads,
+    write_tiny_model,
+)
+from torch import Tensor
+
+import pilotfish
+from pilotfish.config import ModelConfig
+from pilotfish.formats.gguf import GGUFFile
+from pilotfish.formats.gguf_model import read_model
+from pilotfish.kvcache import DenseCache
+from pilotfish.model import ForwardInput, Transformer, run_forward
+
+RELATIVE_BOUND = 1e-5
+"""Largest difference allowed, as a share of the largest logit. Both sides compute in float32 and differ only in the
+order of their sums, worth about 1e-6; a wrong eps, theta or row order is worth 1e-3 and more."""
+_HF_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with torch_threads(1):
+        yield
+
+
+def hf_name(name: str) -> str:
+    """`blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`."""
+    *layer, part, kind = name.split(".")
+    prefix = f"model.layers.{layer[1]}." if layer else ""
+    return f"{prefix}{_HF_NAMES[part]}.{kind}"
+
+
+def oracle(config: ModelConfig, tensors: Weights) -> Any:
+    """The same model in `transformers`, in float32 with eager attention, from weights in its own row order."""
+    classes: dict[str, tuple[Any, Any]] = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    }
+    config_class, model_class = classes[config.architecture]
+    model = model_class(
+        config_class(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.context_length,
+            rms_norm_eps=config.rms_norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            tie_word_embeddings=False,
+            attn_implementation="eager",
+        )
+    )
+    state = {hf_name(name): torch.tensor(values) for name, values in float_weights(tensors).items()}
+    model.load_state_dict(state, strict=True)
+    return model.to(torch.float32).eval()
+
+
+def oracle_logits(model: Any, token_ids: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([token_ids])).logits[0]
+    return logits
+
+
+def our_logits(model: Transformer, token_ids: list[int]) -> Tensor:
+    cache = DenseCache(model.config)
+    cache.reserve(len(token_ids))
+    return run_forward(model, [ForwardInput(cache, token_ids, len(token_ids))])[0]
+
+
+def assert_close(found: Tensor, expected: Tensor, bound: float = RELATIVE_BOUND) -> None:
+    difference = (found - expected).abs().max().item() / expected.abs().max().item()
+    assert difference <= bound
+    assert torch.equal(found.argmax(dim=-1), expected.argmax(dim=-1))
+
+
+def check_tiny(tmp_path: Path, config: ModelConfig, **weights: Any) -> None:
+    tensors = tiny_tensors(config, **weights)
+    path = write_tiny_model(tmp_path / "tiny.gguf", config=config, tensors=tensors)
+    read_config, raw = read_model(GGUFFile.open(path))
+    assert read_config == config
+    token_ids = np.random.default_rng(7).integers(0, config.vocab_size, 40).tolist()
+    found = our_logits(Transformer(read_config, raw, config.vocab_size), token_ids)
+    expected = oracle_logits(oracle(config, tensors), token_ids)
+    assert len(set(expected.argmax(dim=-1).tolist())) > 5  # else agreeing on it would mean little
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_tiny_models_give_the_logits_of_transformers(
+    tmp_path: Path, architecture: str, weight_type: str, output: str
+) -> None:
+    config = tiny_config(architecture, **(WIDE if weight_type in K_TYPES else {}))
+    check_tiny(tmp_path, config, weight_type=weight_type, output=output)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"head_dim": 32},  # unlike hidden_size / num_heads
+        {"head_dim": 6, "num_heads": 4, "num_kv_heads": 1},
+        {"num_kv_heads": 4},
+        {"num_heads": 8, "head_dim": 8, "num_kv_heads": 2},
+        {"num_heads": 1, "num_kv_heads": 1, "head_dim": 64},
+        {"rope_theta": 1e6},
+        {"rope_theta": 100.0},
+        {"rms_norm_eps": 0.5},
+        {"num_layers": 5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_size_and_constant_reaches_the_forward(
+    tmp_path: Path, architecture: str, changes: dict[str, Any]
+) -> None:
+    check_tiny(tmp_path, tiny_config(architecture, **changes), output="untied")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_weight_types_may_differ_between_tensors(tmp_path: Path, architecture: str) -> None:
+    kinds = {
+        "token_embd.weight": "Q8_0",
+        "attn_q.weight": "Q5_0",
+        "attn_k.weight": "Q4_1",
+        "attn_v.weight": "Q6_K",
+        "ffn_down.weight": "Q4_K",
+        "output.weight": "F16",
+    }
+    check_tiny(tmp_path, tiny_config(architecture, **WIDE), tensor_types=kinds, output="untied")
+
+
+@pytest.mark.real_model
+def test_a_real_llama_gives_the_logits_of_transformers(model_path: Callable[[str], Path]) -> None:
+    """`transformers` reads the same file with a reader and a q/k permutation of its own."""
+    path = model_path("smollm2-135m")
+    model, tokenizer = pilotfish.load(path)
+    text = (
+        "The pilot fish swims a little ahead of the shark. In 1758 Linnaeus gave it its name, "
+        "and sailors have told stories about the two ever since, most of them untrue."
+    )
+    token_ids = tokenizer.encode(text)
+    assert len(token_ids) >= 35
+    expected = oracle_logits(
+        transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+        ).eval(),
+        token_ids,
+    )
+    found = our_logits(model, token_ids)
+    usable = found > -torch.inf
+    assert usable.sum(dim=1).min() == model.config.vocab_size - len(tokenizer.padding_token_ids)
+    assert_close(found.where(usable, 0), expected.where(usable, 0), 1e-4)
