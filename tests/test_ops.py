@@ -29,6 +29,7 @@ from pilotfish.errors import InvariantError, NonFiniteLogitsError
 from pilotfish.kvcache import DenseCache, KVCache, PagedCache, PagePool
 from pilotfish.model import ForwardBatch, ForwardInput, Transformer, run_forward
 from pilotfish.ops import reference as ops
+from pilotfish.ops.backend import LinearLayer
 from pilotfish.ops.dequantize import dequantize
 from pilotfish.types import RawTensor, WeightType
 
@@ -419,7 +420,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Transformer]
             path = write_tiny_model(
                 folder / f"{architecture}-{weight_type}.gguf", config=config, weight_type=weight_type
             )
-            made[architecture, weight_type] = pilotfish.load(path)[0]
+            made[architecture, weight_type] = pilotfish.load(path, backend=ops.ReferenceBackend())[0]
         return made[architecture, weight_type]
 
     return make
@@ -523,28 +524,37 @@ def test_ids_without_text_cannot_be_chosen(tmp_path: Path, architecture: str) ->
     assert logits.isfinite().sum() == 12 * (304 - 36)
 
 
-def test_the_output_matrix_is_skipped_where_no_logits_are_wanted(
-    tiny: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, token_ids = tiny("qwen2", "F32"), ids(10, seed=1)
-    products: list[tuple[int, ...]] = []
+class CountingBackend(ops.ReferenceBackend):
+    """Records rows and outputs of every matrix product."""
 
-    def counting(x: Tensor, layer: ops.Linear, honest: Callable[..., Tensor] = ops.linear) -> Tensor:
-        products.append((len(x), *layer.weight.shape))
-        return honest(x, layer)
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[tuple[int, int]] = []
 
-    monkeypatch.setattr(ops, "linear", counting)
+    def make_linear(self, weight: RawTensor, bias: RawTensor | None) -> LinearLayer:
+        honest = super().make_linear(weight, bias)
+
+        def counting(x: Tensor) -> Tensor:
+            self.products.append((len(x), weight.shape[0]))
+            return honest(x)
+
+        return counting
+
+
+def test_the_output_matrix_is_skipped_where_no_logits_are_wanted(tmp_path: Path) -> None:
+    backend = CountingBackend()
+    model, _ = pilotfish.load(write_tiny_model(tmp_path / "tiny.gguf"), backend=backend)
+    token_ids = ids(10, seed=1)
     cache = DenseCache(model.config)
     for size, num_logits in ((6, 0), (3, 1), (1, 1)):
-        products.clear()
+        backend.products.clear()
         cache.reserve(size)
         start = cache.length
         (logits,) = run_forward(model, [ForwardInput(cache, token_ids[start : start + size], num_logits)])
         assert logits.shape == (num_logits, 304)
-        assert [rows for rows, out, _ in products if out == 304] == [num_logits] * (num_logits > 0)
-        assert len(products) == 7 * model.config.num_layers + (num_logits > 0)
+        assert [rows for rows, out in backend.products if out == 304] == [num_logits] * (num_logits > 0)
+        assert len(backend.products) == 7 * model.config.num_layers + (num_logits > 0)
     assert cache.layer_lengths == [10, 10]
-    monkeypatch.undo()
     assert same_bits(logits, feed(model, DenseCache(model.config), token_ids, [10])[-1:])
 
 

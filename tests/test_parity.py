@@ -31,6 +31,7 @@ from pilotfish.formats.gguf import GGUFFile
 from pilotfish.formats.gguf_model import read_model
 from pilotfish.kvcache import DenseCache
 from pilotfish.model import ForwardInput, Transformer, run_forward
+from pilotfish.ops.reference import ReferenceBackend
 
 RELATIVE_BOUND = 1e-5
 """Largest difference allowed, as a share of the largest logit. Both sides compute in float32 and differ only in the
@@ -171,7 +172,7 @@ def test_weight_types_may_differ_between_tensors(tmp_path: Path, architecture: s
 def test_a_real_llama_gives_the_logits_of_transformers(model_path: Callable[[str], Path]) -> None:
     """`transformers` reads the same file with a reader and a q/k permutation of its own."""
     path = model_path("smollm2-135m")
-    model, tokenizer = pilotfish.load(path)
+    model, tokenizer = pilotfish.load(path, backend=ReferenceBackend())
     text = (
         "The pilot fish swims a little ahead of the shark. In 1758 Linnaeus gave it its name, "
         "and sailors have told stories about the two ever since, most of them untrue."

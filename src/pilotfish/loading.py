@@ -9,14 +9,19 @@ from pilotfish.errors import ModelNotFoundError, UnsupportedModelError
 from pilotfish.formats.gguf import GGUFFile
 from pilotfish.formats.gguf_model import read_model
 from pilotfish.model import Transformer
+from pilotfish.ops.backend import Backend
+from pilotfish.ops.native import choose_backend
 from pilotfish.tokenizer import Tokenizer
 
 
-def load(model: str | Path, progress: catalog.Progress | None = None) -> tuple[Transformer, Tokenizer]:
+def load(
+    model: str | Path, progress: catalog.Progress | None = None, *, backend: Backend | None = None
+) -> tuple[Transformer, Tokenizer]:
     """Opens a GGUF file, or a model of the catalog, which is fetched first where it is not on this machine.
 
-    `progress` is told how a fetch goes. Raises `ModelNotFoundError`, `FetchError`, `FormatError`, `TokenizerError` or
-    `UnsupportedModelError`.
+    `progress` is told how a fetch goes; `backend` runs the matrix products, by default the native kernels. Raises
+    `ModelNotFoundError`, `FetchError`, `FormatError`, `TokenizerError`, `UnsupportedModelError`, and `OptionError` for
+    an environment variable that cannot be honoured.
     """
     file = GGUFFile.open(find_file(model, progress))
     config, tensors = read_model(file)
@@ -25,7 +30,8 @@ def load(model: str | Path, progress: catalog.Progress | None = None) -> tuple[T
         raise UnsupportedModelError(
             f"{file.path}: the tokenizer has {tokenizer.vocab_size} ids, the embedding only {config.vocab_size} rows"
         )
-    return Transformer(config, tensors, tokenizer.vocab_size, tokenizer.padding_token_ids), tokenizer
+    backend = backend or choose_backend()
+    return Transformer(config, tensors, tokenizer.vocab_size, tokenizer.padding_token_ids, backend), tokenizer
 
 
 def find_file(model: str | Path, progress: catalog.Progress | None = None) -> Path:

@@ -12,6 +12,7 @@ from pilotfish.config import ModelConfig
 from pilotfish.kvcache import KVStore
 from pilotfish.model.batch import ForwardBatch
 from pilotfish.ops import reference as ops
+from pilotfish.ops.backend import Backend, LinearLayer
 from pilotfish.types import RawTensor
 
 
@@ -20,14 +21,14 @@ class _Layer:
     """Weights of one layer, named by what they project to."""
 
     attention_norm: Tensor
-    q: ops.Linear
-    k: ops.Linear
-    v: ops.Linear
-    attention_output: ops.Linear
+    q: LinearLayer
+    k: LinearLayer
+    v: LinearLayer
+    attention_output: LinearLayer
     feed_forward_norm: Tensor
-    gate: ops.Linear
-    up: ops.Linear
-    down: ops.Linear
+    gate: LinearLayer
+    up: LinearLayer
+    down: LinearLayer
 
 
 class Transformer:
@@ -43,11 +44,13 @@ class Transformer:
         tensors: Mapping[str, RawTensor],
         num_token_ids: int,
         padding_token_ids: Collection[int] = (),
+        backend: Backend | None = None,
     ) -> None:
+        """`backend` runs the matrix products, by default the reference."""
         self.config = config
         masked = sorted({*padding_token_ids, *range(num_token_ids, config.vocab_size)})
         self._masked_ids = torch.tensor(masked, dtype=torch.int64)
-        weights = _Weights(tensors)
+        weights = _Weights(tensors, backend or ops.ReferenceBackend())
         table = tensors["token_embd.weight"]
         self._embedding = ops.Embedding(ops.raw_bytes(table), table.weight_type)
         self._layers = [
@@ -79,38 +82,33 @@ class Transformer:
         for index, layer in enumerate(self._layers):
             normed = ops.rms_norm(x, layer.attention_norm, config.rms_norm_eps)
             q, k, v = (
-                ops.linear(normed, projection).view(len(x), -1, config.head_dim)
-                for projection in (layer.q, layer.k, layer.v)
+                projection(normed).view(len(x), -1, config.head_dim) for projection in (layer.q, layer.k, layer.v)
             )  # [num_tokens, num_heads or num_kv_heads, head_dim]
             q, k = (ops.rotary(heads, batch.positions, self._rotary_tables) for heads in (q, k))
             store.write(index, batch.slot_mapping, k, v)
             attended = ops.attention(
                 q, store.keys[index], store.values[index], batch.query_start_loc, batch.seq_lens, batch.page_table
             )
-            x = x + ops.linear(attended.flatten(1), layer.attention_output)
+            x = x + layer.attention_output(attended.flatten(1))
             normed = ops.rms_norm(x, layer.feed_forward_norm, config.rms_norm_eps)
-            gated = ops.silu_mul(ops.linear(normed, layer.gate), ops.linear(normed, layer.up))
-            x = x + ops.linear(gated, layer.down)
+            gated = ops.silu_mul(layer.gate(normed), layer.up(normed))
+            x = x + layer.down(gated)
         wanted = ops.rms_norm(x.index_select(0, batch.logits_indices), self._output_norm, config.rms_norm_eps)
         if not len(wanted):
             return torch.empty(0, config.vocab_size)
-        logits = ops.linear(wanted, self._output)
+        logits = self._output(wanted)
         return logits.index_fill_(1, self._masked_ids, -torch.inf)
 
 
 class _Weights:
-    """Makes layers of raw tensors; each shape of matrix is checked once for independent rows."""
+    """Makes layers of raw tensors."""
 
-    def __init__(self, tensors: Mapping[str, RawTensor]) -> None:
+    def __init__(self, tensors: Mapping[str, RawTensor], backend: Backend) -> None:
         self._tensors = tensors
-        self._pads_rows: dict[tuple[int, ...], bool] = {}
+        self._backend = backend
 
     def vector(self, name: str) -> Tensor:
         return ops.dense(self._tensors[f"{name}.weight"])
 
-    def linear(self, name: str) -> ops.Linear:
-        weight = ops.dense(self._tensors[f"{name}.weight"])
-        if weight.shape not in self._pads_rows:
-            self._pads_rows[weight.shape] = ops.padding_keeps_rows_independent(weight)
-        bias = self._tensors.get(f"{name}.bias")
-        return ops.Linear(weight, None if bias is None else ops.dense(bias), self._pads_rows[weight.shape])
+    def linear(self, name: str) -> LinearLayer:
+        return self._backend.make_linear(self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))

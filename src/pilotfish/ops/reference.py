@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pilotfish.errors import NonFiniteLogitsError
+from pilotfish.ops.backend import LinearLayer
 from pilotfish.ops.dequantize import dequantize
 from pilotfish.types import RawTensor, WeightType
 
@@ -87,6 +89,22 @@ def linear(x: Tensor, layer: Linear) -> Tensor:
     padded = functional.pad(x, (0, 0, 0, padding))
     out = torch.cat([functional.linear(rows, layer.weight) for rows in torch.split(padded, size)])[: len(x)]
     return out if layer.bias is None else out + layer.bias
+
+
+class ReferenceBackend:
+    """Dense float32 layers run by `linear`; each shape of matrix is checked once for independent rows."""
+
+    name = "reference"
+
+    def __init__(self) -> None:
+        self._pads_rows: dict[tuple[int, ...], bool] = {}
+
+    def make_linear(self, weight: RawTensor, bias: RawTensor | None) -> LinearLayer:
+        matrix = dense(weight)
+        if matrix.shape not in self._pads_rows:
+            self._pads_rows[matrix.shape] = padding_keeps_rows_independent(matrix)
+        layer = Linear(matrix, None if bias is None else dense(bias), self._pads_rows[matrix.shape])
+        return partial(linear, layer=layer)
 
 
 def embedding(token_ids: Tensor, table: Embedding) -> Tensor:

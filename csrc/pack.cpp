@@ -1,0 +1,129 @@
+// From a file's rows to panels of 16: the same bits, in the order in which the kernels read them.
+#include <cstring>
+
+#include "kernels.h"
+
+namespace {
+
+// One row's block, taken apart. `codes` are as the panels hold them, offsets included.
+struct Block {
+  uint8_t codes[256];
+  uint8_t scales[16], minima[8];
+  uint8_t d[2], minimum[2];
+};
+
+void read_nibbles(const uint8_t* q, uint8_t* codes, int half) {
+  for (int i = 0; i < half; i++) {
+    codes[i] = q[i] & 15;
+    codes[half + i] = q[i] >> 4;
+  }
+}
+
+Block read_block(WeightType type, const uint8_t* p) {
+  Block b = {};
+  std::memcpy(b.d, p, 2);
+  switch (type) {
+    case WeightType::Q8_0:
+      for (int i = 0; i < 32; i++) b.codes[i] = static_cast<uint8_t>(p[2 + i] ^ 0x80);
+      break;
+    case WeightType::Q4_1:
+      std::memcpy(b.minimum, p + 2, 2);
+      read_nibbles(p + 4, b.codes, 16);
+      break;
+    case WeightType::Q5_0:
+      read_nibbles(p + 6, b.codes, 16);
+      for (int i = 0; i < 32; i++) b.codes[i] |= static_cast<uint8_t>(((p[2 + i / 8] >> (i % 8)) & 1) << 4);
+      break;
+    case WeightType::Q4_K: {
+      std::memcpy(b.minimum, p + 2, 2);
+      const uint8_t* packed = p + 4;  // 12 bytes with 8 scales and 8 minima of 6 bits
+      for (int j = 0; j < 4; j++) {
+        b.scales[j] = packed[j] & 63;
+        b.minima[j] = packed[4 + j] & 63;
+        b.scales[4 + j] = static_cast<uint8_t>((packed[8 + j] & 15) | ((packed[j] >> 6) << 4));
+        b.minima[4 + j] = static_cast<uint8_t>((packed[8 + j] >> 4) | ((packed[4 + j] >> 6) << 4));
+      }
+      for (int c = 0; c < 4; c++) read_nibbles(p + 16 + 32 * c, b.codes + 64 * c, 32);
+      break;
+    }
+    case WeightType::Q6_K:
+      std::memcpy(b.d, p + 208, 2);
+      std::memcpy(b.scales, p + 192, 16);
+      for (int h = 0; h < 2; h++) {
+        const uint8_t *low = p + 64 * h, *high = p + 128 + 32 * h;
+        for (int i = 0; i < 32; i++) {
+          uint8_t* codes = b.codes + 128 * h + i;
+          codes[0] = static_cast<uint8_t>((low[i] & 15) | ((high[i] & 3) << 4));
+          codes[32] = static_cast<uint8_t>((low[32 + i] & 15) | (((high[i] >> 2) & 3) << 4));
+          codes[64] = static_cast<uint8_t>((low[i] >> 4) | (((high[i] >> 4) & 3) << 4));
+          codes[96] = static_cast<uint8_t>((low[32 + i] >> 4) | (((high[i] >> 6) & 3) << 4));
+        }
+      }
+      break;
+  }
+  return b;
+}
+
+// 32 codes of one lane into [4][64]: groups 0 … 3 in low halves, 4 … 7 in high halves.
+void put_nibbles(const uint8_t* codes, int lane, uint8_t* out) {
+  for (int g = 0; g < 4; g++) {
+    for (int t = 0; t < 4; t++) {
+      out[64 * g + 4 * lane + t] = static_cast<uint8_t>((codes[4 * g + t] & 15) | ((codes[16 + 4 * g + t] & 15) << 4));
+    }
+  }
+}
+
+void put_lane(WeightType type, const Block& b, int lane, uint8_t* out) {
+  std::memcpy(out + 2 * lane, b.d, 2);
+  switch (type) {
+    case WeightType::Q8_0:
+      for (int g = 0; g < 8; g++) std::memcpy(out + 32 + 64 * g + 4 * lane, b.codes + 4 * g, 4);
+      break;
+    case WeightType::Q4_1:
+      std::memcpy(out + 32 + 2 * lane, b.minimum, 2);
+      put_nibbles(b.codes, lane, out + 64);
+      break;
+    case WeightType::Q5_0:
+      for (int t = 0; t < 4; t++) {
+        uint8_t bits = 0;
+        for (int g = 0; g < 8; g++) bits |= static_cast<uint8_t>((b.codes[4 * g + t] >> 4) << g);
+        out[32 + 4 * lane + t] = bits;
+      }
+      put_nibbles(b.codes, lane, out + 96);
+      break;
+    case WeightType::Q4_K:
+      std::memcpy(out + 32 + 2 * lane, b.minimum, 2);
+      for (int j = 0; j < 8; j++) {
+        out[64 + 16 * j + lane] = b.scales[j];
+        out[192 + 32 * (j / 2) + 2 * lane + j % 2] = b.minima[j];
+        put_nibbles(b.codes + 32 * j, lane, out + 320 + 256 * j);
+      }
+      break;
+    case WeightType::Q6_K:
+      for (int j = 0; j < 16; j++) {
+        uint8_t* sub = out + 32 + 208 * j;
+        const uint8_t* codes = b.codes + 16 * j;
+        sub[lane] = b.scales[j];
+        for (int t = 0; t < 4; t++) {
+          sub[16 + 4 * lane + t] = static_cast<uint8_t>((codes[t] & 15) | ((codes[4 + t] & 15) << 4));
+          sub[80 + 4 * lane + t] = static_cast<uint8_t>((codes[8 + t] & 15) | ((codes[12 + t] & 15) << 4));
+          sub[144 + 4 * lane + t] = static_cast<uint8_t>((codes[t] >> 4) | ((codes[4 + t] >> 4) << 2) |
+                                                         ((codes[8 + t] >> 4) << 4) | ((codes[12 + t] >> 4) << 6));
+        }
+      }
+      break;
+  }
+}
+
+}  // namespace
+
+void pack_panel(WeightType type, const uint8_t* rows, int64_t num_rows, int64_t k, int64_t panel, uint8_t* out) {
+  const BlockShape shape = block_shape(type);
+  const int64_t num_blocks = k / shape.weights, row_bytes = num_blocks * shape.file_bytes;
+  for (int lane = 0; lane < kLanes && panel * kLanes + lane < num_rows; lane++) {
+    const uint8_t* row = rows + (panel * kLanes + lane) * row_bytes;
+    for (int64_t block = 0; block < num_blocks; block++) {
+      put_lane(type, read_block(type, row + block * shape.file_bytes), lane, out + block * shape.panel_bytes);
+    }
+  }
+}

@@ -1,0 +1,84 @@
+// Sixteen lanes on AVX-512 with VNNI: one register for each vector. The meaning of each function stands in
+// simd_portable.h; all variants give the same bits.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+struct f32x16 {
+  __m512 v;
+};
+struct i32x16 {
+  __m512i v;
+};
+struct u8x64 {
+  __m512i v;
+};
+
+inline f32x16 f32_zero() { return {_mm512_setzero_ps()}; }
+inline f32x16 f32_set(float x) { return {_mm512_set1_ps(x)}; }
+inline f32x16 f32_load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void f32_store(float* p, f32x16 a) { _mm512_storeu_ps(p, a.v); }
+inline f32x16 add(f32x16 a, f32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline f32x16 mul(f32x16 a, f32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline f32x16 abs_max(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, _mm512_abs_ps(b.v))}; }
+inline f32x16 fnma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
+inline f32x16 to_f32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline f32x16 f32_load_f16(const uint8_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+
+inline i32x16 round_to_i32(f32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }
+inline i32x16 i32_zero() { return {_mm512_setzero_si512()}; }
+inline i32x16 i32_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline i32x16 add(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline i32x16 mul(i32x16 a, i32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+inline i32x16 i32_load_i8(const uint8_t* p) {
+  return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline i32x16 i32_load_u8(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline void i8_store(int8_t* p, i32x16 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+}
+// 16 pairs of u8 widened to 16 pairs of i16.
+inline i32x16 pairs_load_u8(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+// acc[lane] += a[lane].lo * b.lo + a[lane].hi * b.hi over i16 pairs; b is one pair for all lanes.
+inline i32x16 dot_pairs(i32x16 acc, i32x16 a, int32_t b) {
+  return {_mm512_dpwssd_epi32(acc.v, a.v, _mm512_set1_epi32(b))};
+}
+
+inline u8x64 u8_load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline u8x64 low_nibbles(u8x64 a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
+inline u8x64 high_nibbles(u8x64 a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
+// Bits `shift`, `shift + 1` of each byte, moved to bits 4 and 5.
+template <int shift>
+inline u8x64 two_bits_at_4(u8x64 a) {
+  const __m512i moved = shift < 4 ? _mm512_slli_epi16(a.v, 4 - shift) : _mm512_srli_epi16(a.v, shift - 4);
+  return {_mm512_and_si512(moved, _mm512_set1_epi8(0x30))};
+}
+// Bit `shift` of each byte, moved to bit 4.
+template <int shift>
+inline u8x64 bit_at_4(u8x64 a) {
+  const __m512i moved = shift < 4 ? _mm512_slli_epi16(a.v, 4 - shift) : _mm512_srli_epi16(a.v, shift - 4);
+  return {_mm512_and_si512(moved, _mm512_set1_epi8(0x10))};
+}
+inline u8x64 either(u8x64 a, u8x64 b) { return {_mm512_or_si512(a.v, b.v)}; }
+
+// acc[lane] += sum of 4 products of unsigned codes and the 4 signed activations at x.
+inline i32x16 dot4(i32x16 acc, u8x64 codes, const int8_t* x) {
+  int32_t four;
+  std::memcpy(&four, x, 4);
+  return {_mm512_dpbusd_epi32(acc.v, codes.v, _mm512_set1_epi32(four))};
+}
+
+inline i32x16 dot4_wide(i32x16 acc, u8x64 codes, const int8_t* x) { return dot4(acc, codes, x); }
+
+}  // namespace

@@ -1,0 +1,184 @@
+// Sixteen lanes in plain C++: what every variant's functions mean, and the path for CPUs without a variant.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+struct f32x16 {
+  float v[16];
+};
+struct i32x16 {
+  int32_t v[16];
+};
+struct u8x64 {
+  uint8_t v[64];  // four bytes for each lane
+};
+
+#define PILOTFISH_LANES(i) for (int i = 0; i < 16; i++)
+#define PILOTFISH_BYTES(i) for (int i = 0; i < 64; i++)
+
+inline f32x16 f32_set(float x) {
+  f32x16 y;
+  PILOTFISH_LANES(i) y.v[i] = x;
+  return y;
+}
+inline f32x16 f32_zero() { return f32_set(0.0f); }
+inline f32x16 f32_load(const float* p) {
+  f32x16 y;
+  std::memcpy(y.v, p, 64);
+  return y;
+}
+inline void f32_store(float* p, f32x16 a) { std::memcpy(p, a.v, 64); }
+inline f32x16 add(f32x16 a, f32x16 b) {
+  PILOTFISH_LANES(i) a.v[i] += b.v[i];
+  return a;
+}
+inline f32x16 mul(f32x16 a, f32x16 b) {
+  PILOTFISH_LANES(i) a.v[i] *= b.v[i];
+  return a;
+}
+// max(a, |b|) for numbers; what a NaN gives is not defined.
+inline f32x16 abs_max(f32x16 a, f32x16 b) {
+  PILOTFISH_LANES(i) {
+    const float magnitude = std::fabs(b.v[i]);
+    a.v[i] = a.v[i] > magnitude ? a.v[i] : magnitude;
+  }
+  return a;
+}
+// a * b + c and c - a * b, rounded once.
+inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+  PILOTFISH_LANES(i) c.v[i] = std::fma(a.v[i], b.v[i], c.v[i]);
+  return c;
+}
+inline f32x16 fnma(f32x16 a, f32x16 b, f32x16 c) {
+  PILOTFISH_LANES(i) c.v[i] = std::fma(-a.v[i], b.v[i], c.v[i]);
+  return c;
+}
+
+inline i32x16 i32_set(int32_t x) {
+  i32x16 y;
+  PILOTFISH_LANES(i) y.v[i] = x;
+  return y;
+}
+inline i32x16 i32_zero() { return i32_set(0); }
+inline i32x16 add(i32x16 a, i32x16 b) {
+  PILOTFISH_LANES(i) a.v[i] += b.v[i];
+  return a;
+}
+inline i32x16 mul(i32x16 a, i32x16 b) {
+  PILOTFISH_LANES(i) a.v[i] *= b.v[i];
+  return a;
+}
+inline f32x16 to_f32(i32x16 a) {
+  f32x16 y;
+  PILOTFISH_LANES(i) y.v[i] = static_cast<float>(a.v[i]);
+  return y;
+}
+// To the nearest integer, ties to even (the default rounding mode).
+inline i32x16 round_to_i32(f32x16 a) {
+  i32x16 y;
+  PILOTFISH_LANES(i) y.v[i] = static_cast<int32_t>(std::nearbyint(a.v[i]));
+  return y;
+}
+inline void i8_store(int8_t* p, i32x16 a) { PILOTFISH_LANES(i) p[i] = static_cast<int8_t>(a.v[i]); }
+inline i32x16 i32_load_i8(const uint8_t* p) {
+  i32x16 y;
+  PILOTFISH_LANES(i) y.v[i] = static_cast<int8_t>(p[i]);
+  return y;
+}
+inline i32x16 i32_load_u8(const uint8_t* p) {
+  i32x16 y;
+  PILOTFISH_LANES(i) y.v[i] = p[i];
+  return y;
+}
+
+inline float half_to_float(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half >> 15) << 31, exponent = (half >> 10) & 31, fraction = half & 1023;
+  uint32_t bits;
+  if (exponent == 31) {
+    bits = sign | 0x7f800000u | (fraction << 13);
+  } else if (exponent != 0) {
+    bits = sign | ((exponent + 112) << 23) | (fraction << 13);
+  } else {  // subnormal: fraction * 2^-24, exact in float32
+    const float value = std::ldexp(static_cast<float>(fraction), -24);
+    std::memcpy(&bits, &value, 4);
+    bits |= sign;
+  }
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+// Sixteen float16.
+inline f32x16 f32_load_f16(const uint8_t* p) {
+  f32x16 y;
+  PILOTFISH_LANES(i) {
+    uint16_t half;
+    std::memcpy(&half, p + 2 * i, 2);
+    y.v[i] = half_to_float(half);
+  }
+  return y;
+}
+
+// 16 pairs of u8 widened to 16 pairs of i16, and acc[lane] += a.first * b.first + a.second * b.second; b is one pair of
+// i16 for all lanes.
+struct i16x32 {
+  int16_t v[32];
+};
+inline i16x32 pairs_load_u8(const uint8_t* p) {
+  i16x32 y;
+  for (int i = 0; i < 32; i++) y.v[i] = p[i];
+  return y;
+}
+inline i32x16 dot_pairs(i32x16 acc, i16x32 a, int32_t b) {
+  int16_t pair[2];
+  std::memcpy(pair, &b, 4);
+  PILOTFISH_LANES(i) acc.v[i] += a.v[2 * i] * pair[0] + a.v[2 * i + 1] * pair[1];
+  return acc;
+}
+
+inline u8x64 u8_load(const uint8_t* p) {
+  u8x64 y;
+  std::memcpy(y.v, p, 64);
+  return y;
+}
+inline u8x64 low_nibbles(u8x64 a) {
+  PILOTFISH_BYTES(i) a.v[i] &= 15;
+  return a;
+}
+inline u8x64 high_nibbles(u8x64 a) {
+  PILOTFISH_BYTES(i) a.v[i] >>= 4;
+  return a;
+}
+// Bits `shift` and `shift + 1` of each byte, moved to bits 4 and 5.
+template <int shift>
+inline u8x64 two_bits_at_4(u8x64 a) {
+  PILOTFISH_BYTES(i) a.v[i] = static_cast<uint8_t>(((a.v[i] >> shift) & 3) << 4);
+  return a;
+}
+// Bit `shift` of each byte, moved to bit 4.
+template <int shift>
+inline u8x64 bit_at_4(u8x64 a) {
+  PILOTFISH_BYTES(i) a.v[i] = static_cast<uint8_t>(((a.v[i] >> shift) & 1) << 4);
+  return a;
+}
+inline u8x64 either(u8x64 a, u8x64 b) {
+  PILOTFISH_BYTES(i) a.v[i] |= b.v[i];
+  return a;
+}
+
+// acc[lane] += sum over the lane's four codes times the four activations at x. `dot4` may assume codes below 64,
+// `dot4_wide` takes all of 0 … 255.
+inline i32x16 dot4_wide(i32x16 acc, u8x64 codes, const int8_t* x) {
+  PILOTFISH_LANES(i) {
+    for (int t = 0; t < 4; t++) acc.v[i] += codes.v[4 * i + t] * x[t];
+  }
+  return acc;
+}
+inline i32x16 dot4(i32x16 acc, u8x64 codes, const int8_t* x) { return dot4_wide(acc, codes, x); }
+
+#undef PILOTFISH_LANES
+#undef PILOTFISH_BYTES
+
+}  // namespace

@@ -1,0 +1,8 @@
+// The kernels for one instruction set. Everything but the table has internal linkage: the linker must never put code
+// of one variant on another's path.
+#include "kernels.h"
+#include "simd_avx2.h"
+
+#include "linear.inl"
+
+const Kernels kAvx2 = {"avx2", quantize, linear};

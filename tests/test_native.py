@@ -1,0 +1,239 @@
+"""The native kernels: what they compute, and that a row's bits depend on nothing but the row.
+
+The oracle is exact: the quantised activations times the weights that the `gguf` package dequantises, in float64.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from doubles import HostileDrafter
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import ARCHITECTURES, WIDE, random_blocks, tiny_config, write_tiny_model
+
+import pilotfish
+from pilotfish import _kernels
+from pilotfish.errors import NonFiniteLogitsError, OptionError
+from pilotfish.model import ForwardInput, Transformer, run_forward
+from pilotfish.ops import reference
+from pilotfish.ops.native import _PACKED_TYPES, NativeBackend, choose_backend
+from pilotfish.types import RawTensor, WeightType
+
+ISAS = _kernels.instruction_sets()
+TYPES = list(_PACKED_TYPES)
+
+
+def matrix(kind: WeightType, num_rows: int, num_columns: int, seed: int = 0, extreme: bool = False) -> RawTensor:
+    """Random blocks, or such with every code byte at its extremes: all bits set, none set."""
+    rng = np.random.default_rng(seed)
+    data = random_blocks(kind.label, num_rows, num_columns, rng)
+    if extreme:
+        blocks = data.reshape(-1, kind.block_bytes)
+        scales = {WeightType.Q6_K: slice(208, 210), WeightType.Q4_1: slice(0, 4), WeightType.Q4_K: slice(0, 4)}
+        kept = blocks[:, scales.get(kind, slice(0, 2))].copy()
+        blocks[:] = rng.choice(np.array([0, 255, 0x80, 0x7F], np.uint8), (len(blocks), 1))
+        blocks[:, scales.get(kind, slice(0, 2))] = kept
+    return RawTensor("w", kind, (num_rows, num_columns), data.reshape(num_rows, -1))
+
+
+def columns(kind: WeightType, blocks: int) -> int:
+    return blocks * kind.block_size
+
+
+def layer(kind: WeightType, weight: RawTensor, isa: str = ISAS[0], threads: int = 1):
+    return NativeBackend(_kernels, isa, threads).make_linear(weight, None)
+
+
+def quantised(x: torch.Tensor, block: int) -> np.ndarray:
+    """x as the kernels see it: codes of at most 127, one float32 scale for each block; ties to even."""
+    blocks = x.numpy().reshape(len(x), -1, block)
+    most = np.abs(blocks).max(axis=-1, keepdims=True)
+    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
+    codes = np.rint(blocks * inverse).astype(np.float64)
+    return (codes * (most / np.float32(127)).astype(np.float64)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("extreme", [False, True])
+@pytest.mark.parametrize("kind", TYPES)
+def test_linear_is_the_product_of_quantised_rows(kind: WeightType, extreme: bool) -> None:
+    k = columns(kind, 3)
+    weight = matrix(kind, 50, k, extreme=extreme)
+    x = torch.randn(9, k, generator=torch.Generator().manual_seed(1)) * 3
+    values = gguf.dequantize(weight.data, gguf.GGMLQuantizationType[kind.label]).astype(np.float64)
+    expected = quantised(x, kind.block_size) @ values.T
+    found = layer(kind, weight)(x).numpy()
+    # Only the sums over blocks are rounded: a few units of float32 of the largest possible sum.
+    bound = np.abs(quantised(x, kind.block_size)) @ np.abs(values).T * 2.0**-20 + 1e-30
+    assert np.all(np.abs(found - expected) <= bound)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_linear_is_close_to_the_reference(kind: WeightType) -> None:
+    k = columns(kind, 4)
+    weight = matrix(kind, 64, k)
+    x = torch.randn(5, k, generator=torch.Generator().manual_seed(2))
+    expected = reference.ReferenceBackend().make_linear(weight, None)(x)
+    error = (layer(kind, weight)(x) - expected).norm() / expected.norm()
+    assert error < 0.01
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("extreme", [False, True])
+def test_linear_rows_are_independent_and_variants_equal(kind: WeightType, isa: str, extreme: bool) -> None:
+    k = columns(kind, 2)
+    weight = matrix(kind, 37, k, extreme=extreme)
+    x = torch.randn(33, k, generator=torch.Generator().manual_seed(3))
+    expected = torch.cat([layer(kind, weight)(row.unsqueeze(0)) for row in x])
+    for threads in (1, 2, 3):
+        product = layer(kind, weight, isa, threads)
+        for count in range(1, 34):
+            assert torch.equal(product(x[:count]), expected[:count])
+        order = torch.randperm(33, generator=torch.Generator().manual_seed(threads))
+        assert torch.equal(product(x[order]), expected[order])
+
+
+@given(
+    kind=st.sampled_from(TYPES),
+    num_rows=st.integers(1, 70),
+    num_outputs=st.integers(1, 40),
+    blocks=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e6, 1e30]),
+)
+def test_linear_of_any_size_is_equal_across_variants(kind, num_rows, num_outputs, blocks, seed, scale) -> None:
+    weight = matrix(kind, num_outputs, columns(kind, blocks), seed)
+    x = torch.randn(num_rows, columns(kind, blocks), generator=torch.Generator().manual_seed(seed)) * scale
+    results = [layer(kind, weight, isa, 2)(x) for isa in ISAS]
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+    assert results[0].shape == (num_rows, num_outputs)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("kind", TYPES)
+def test_linear_with_a_poisoned_row_gives_nan_there_alone(kind: WeightType, poison: float, isa: str) -> None:
+    k = columns(kind, 2)
+    weight = matrix(kind, 20, k)
+    x = torch.randn(6, k, generator=torch.Generator().manual_seed(4))
+    clean = layer(kind, weight, isa)(x)
+    x[2, 1] = poison
+    found = layer(kind, weight, isa)(x)
+    assert torch.isnan(found[2]).all()
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(found[others], clean[others])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_linear_of_zeros_and_of_no_rows(kind: WeightType) -> None:
+    product = layer(kind, matrix(kind, 20, columns(kind, 2)))
+    assert torch.equal(product(torch.zeros(2, columns(kind, 2))), torch.zeros(2, 20))
+    assert product(torch.empty(0, columns(kind, 2))).shape == (0, 20)
+
+
+def test_linear_checks_what_it_is_given() -> None:
+    product = layer(WeightType.Q8_0, matrix(WeightType.Q8_0, 20, 64))
+    for x in (torch.zeros(2, 64, dtype=torch.float64), torch.zeros(64, 2).T, torch.zeros(2, 64, device="meta")):
+        with pytest.raises(ValueError, match="linear: x must be contiguous float32 on the CPU"):
+            product(x)
+    for x in (torch.zeros(2, 32), torch.zeros(64)):
+        with pytest.raises(ValueError, match=r"linear: x must be \[n, 64\]"):
+            product(x)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_packed_bytes_stay_near_the_files(kind: WeightType) -> None:
+    weight = matrix(kind, 64, columns(kind, 4))
+    number, _ = _PACKED_TYPES[kind]
+    assert _kernels.packed_bytes(number, *weight.shape) <= 1.03 * weight.data.size
+
+
+def test_environment_chooses_the_kernels() -> None:
+    for isa in ISAS:
+        assert choose_backend({"PILOTFISH_ISA": isa, "PILOTFISH_THREADS": "3"}).name == f"native ({isa}, 3 threads)"
+    assert choose_backend({}).name.startswith(f"native ({ISAS[0]}")
+    with pytest.raises(OptionError, match="PILOTFISH_ISA is 'sse9'; this machine has"):
+        choose_backend({"PILOTFISH_ISA": "sse9"})
+    for threads in ("0", "-1", "two", "9999"):
+        with pytest.raises(OptionError, match="PILOTFISH_THREADS must be a number"):
+            choose_backend({"PILOTFISH_THREADS": threads})
+
+
+def test_without_the_extension_there_is_one_warning_and_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pilotfish._kernels", None)
+    monkeypatch.delattr(pilotfish, "_kernels", raising=False)
+    with pytest.warns(RuntimeWarning, match="native kernels are missing") as warned:
+        assert choose_backend({}).name == "reference"
+    assert len(warned) == 1
+
+
+@pytest.fixture(scope="module", params=[(a, t) for a in ARCHITECTURES for t in ("Q4_K", "Q6_K", "Q5_0")], ids="-".join)
+def tiny_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    architecture, weight_type = request.param
+    path = tmp_path_factory.mktemp("native") / "model.gguf"
+    return write_tiny_model(path, config=tiny_config(architecture, **WIDE), weight_type=weight_type)
+
+
+def logits_in_chunks(model: Transformer, ids: list[int], chunks: list[int]) -> torch.Tensor:
+    cache = pilotfish.DenseCache(model.config)
+    parts = []
+    for count in chunks:
+        cache.reserve(count)
+        parts += run_forward(model, [ForwardInput(cache, ids[cache.length : cache.length + count], count)])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_logits_of_a_model_depend_on_neither_chunks_nor_variant(tiny_model: Path, isa: str) -> None:
+    ids = [(7 * i) % 250 for i in range(24)]
+    expected = logits_in_chunks(pilotfish.load(tiny_model)[0], ids, [1] * 24)
+    model, _ = pilotfish.load(tiny_model, backend=NativeBackend(_kernels, isa, 2))
+    for chunks in ([24], [1, 5, 9, 2, 7], [1] * 24):
+        assert torch.equal(logits_in_chunks(model, ids, chunks), expected)
+
+
+def test_logits_of_a_model_are_close_to_the_reference(tiny_model: Path) -> None:
+    ids = [(7 * i) % 250 for i in range(24)]
+    native = logits_in_chunks(pilotfish.load(tiny_model)[0], ids, [24])
+    plain = logits_in_chunks(pilotfish.load(tiny_model, backend=reference.ReferenceBackend())[0], ids, [24])
+    finite = plain.isfinite()
+    assert torch.equal(finite, native.isfinite())
+    assert (native[finite] - plain[finite]).norm() / plain[finite].norm() < 0.05
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_speculative_output_on_the_kernels_is_the_targets_own(tiny_model: Path, k: int) -> None:
+    model, tokenizer = pilotfish.load(tiny_model)
+    sampling = pilotfish.SamplingParams(max_tokens=20)
+    plain = pilotfish.generate(model, tokenizer, "the end", sampling=sampling)
+    for drafter in (
+        HostileDrafter(0, min(tokenizer.eos_token_ids)),
+        pilotfish.DraftModelDrafter(model, pilotfish.check_pair(tokenizer, tokenizer)),
+    ):
+        found = pilotfish.generate(model, tokenizer, "the end", drafter=drafter, proposal_length=k, sampling=sampling)
+        assert found.token_ids == plain.token_ids
+
+
+def test_nan_weights_are_reported(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "model.gguf", config=tiny_config(**WIDE), weight_type="Q8_0")
+    data = bytearray(path.read_bytes())
+    start = pilotfish.formats.gguf.GGUFFile.open(path)._infos["blk.0.ffn_down.weight"].start
+    data[start : start + 2] = np.float16(np.nan).tobytes()
+    path.write_bytes(data)
+    model, tokenizer = pilotfish.load(path)
+    with pytest.raises(NonFiniteLogitsError):
+        pilotfish.generate(model, tokenizer, "the end", sampling=pilotfish.SamplingParams(max_tokens=2))
+
+
+def test_committed_stub_is_what_the_extension_gives(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nanobind.stubgen", "-m", "pilotfish._kernels", "-o", str(tmp_path / "stub.pyi")]
+    subprocess.run(command, check=True, capture_output=True)
+    committed = Path(pilotfish.__file__).with_name("_kernels.pyi")
+    assert (tmp_path / "stub.pyi").read_text() == committed.read_text()
