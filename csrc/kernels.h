@@ -35,12 +35,28 @@ struct Activations {
   int64_t k;
 };
 
+// One layer's cache and what of it each sequence holds; see ForwardBatch in model/batch.py.
+struct AttentionBatch {
+  const float* keys;  // [num_pages, page_size, num_kv_heads, head_dim], and so are values
+  const float* values;
+  const int32_t* query_start_loc;  // [num_seqs + 1]
+  const int32_t* seq_lens;         // [num_seqs]
+  const int32_t* page_table;       // [num_seqs, max_pages]
+  int64_t num_seqs, max_pages, page_size, num_heads, num_kv_heads, head_dim;
+};
+
 struct Kernels {
   const char* name;
   void (*quantize)(const float* x, int64_t num_rows, WeightType type, const Activations& out);
   // y [num_rows, ldy]: panels first … last of the packed matrix, 16 columns each.
   void (*linear)(WeightType type, const uint8_t* packed, int64_t first, int64_t last, const Activations& x,
                  int64_t num_rows, float* y, int64_t ldy, int64_t num_outputs);
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t num_rows, int64_t size, float* y);
+  void (*silu_mul)(const float* gate, const float* up, int64_t num_rows, int64_t size, float* y);
+  // One query row and one key/value head: the query heads that share it. `scores` holds num_heads / num_kv_heads rows
+  // of at least seq_len, rounded up to 16.
+  void (*attention)(const AttentionBatch& batch, const float* q, int64_t sequence, int64_t row, int64_t kv_head,
+                    float* scores, float* y);
 };
 
 extern const Kernels kPortable;

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #endif
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -76,6 +77,10 @@ T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
+// Waking a team costs some microseconds, and much more on a busy machine: below this many products one thread is
+// quicker. How many threads share the work never changes a result.
+int team_size(int64_t num_products, int threads) { return num_products < 1 << 17 ? 1 : threads; }
+
 int64_t num_panels(int64_t num_outputs) { return (num_outputs + kLanes - 1) / kLanes; }
 
 size_t packed_bytes(int type, int64_t num_outputs, int64_t k) {
@@ -100,10 +105,55 @@ void linear(const std::string& isa, int type, uintptr_t packed, int64_t num_outp
   const Activations activations = {pointer<int8_t>(codes), pointer<float>(scales), pointer<int16_t>(sums), k};
   kernels.quantize(pointer<const float>(x), num_rows, weight_type, activations);
   const int64_t panels = num_panels(num_outputs);
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (int part = 0; part < threads; part++) {
-    kernels.linear(weight_type, pointer<const uint8_t>(packed), panels * part / threads, panels * (part + 1) / threads,
+  const int team = team_size(num_outputs * k * num_rows, threads);
+#pragma omp parallel for schedule(static) num_threads(team)
+  for (int part = 0; part < team; part++) {
+    kernels.linear(weight_type, pointer<const uint8_t>(packed), panels * part / team, panels * (part + 1) / team,
                    activations, num_rows, pointer<float>(y), num_outputs, num_outputs);
+  }
+}
+
+void rms_norm(const std::string& isa, uintptr_t x, uintptr_t weight, float eps, int64_t num_rows, int64_t size,
+              uintptr_t y) {
+  find(isa).rms_norm(pointer<const float>(x), pointer<const float>(weight), eps, num_rows, size, pointer<float>(y));
+}
+
+void silu_mul(const std::string& isa, uintptr_t gate, uintptr_t up, int64_t num_rows, int64_t size, uintptr_t y) {
+  find(isa).silu_mul(pointer<const float>(gate), pointer<const float>(up), num_rows, size, pointer<float>(y));
+}
+
+void attention(const std::string& isa, uintptr_t q, uintptr_t keys, uintptr_t values, uintptr_t query_start_loc,
+               uintptr_t seq_lens, uintptr_t page_table, int64_t num_seqs, int64_t max_pages, int64_t page_size,
+               int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, uintptr_t y, int threads) {
+  const Kernels& kernels = find(isa);
+  const AttentionBatch batch = {pointer<const float>(keys),
+                                pointer<const float>(values),
+                                pointer<const int32_t>(query_start_loc),
+                                pointer<const int32_t>(seq_lens),
+                                pointer<const int32_t>(page_table),
+                                num_seqs,
+                                max_pages,
+                                page_size,
+                                num_heads,
+                                num_kv_heads,
+                                head_dim};
+  int64_t longest = 0;
+  std::vector<int64_t> sequence_of;
+  for (int64_t s = 0; s < num_seqs; s++) {
+    longest = std::max<int64_t>(longest, batch.seq_lens[s]);
+    sequence_of.insert(sequence_of.end(), batch.query_start_loc[s + 1] - batch.query_start_loc[s], s);
+  }
+  const int64_t num_tasks = static_cast<int64_t>(sequence_of.size()) * num_kv_heads;
+  const int64_t scores_size = (longest + kLanes - 1) / kLanes * kLanes * (num_heads / num_kv_heads);
+#pragma omp parallel num_threads(team_size(num_tasks * scores_size * head_dim, threads))
+  {
+    std::vector<float> scores(scores_size);
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < num_tasks; task++) {
+      const int64_t row = task / num_kv_heads;
+      kernels.attention(batch, pointer<const float>(q), sequence_of[row], row, task % num_kv_heads, scores.data(),
+                        pointer<float>(y));
+    }
   }
 }
 
@@ -127,4 +177,12 @@ NB_MODULE(_kernels, m) {
   m.def("linear", &linear, nb::arg("isa"), nb::arg("type"), nb::arg("packed"), nb::arg("num_outputs"), nb::arg("k"),
         nb::arg("x"), nb::arg("num_rows"), nb::arg("codes"), nb::arg("scales"), nb::arg("sums"), nb::arg("y"),
         nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
+  m.def("rms_norm", &rms_norm, nb::arg("isa"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("num_rows"),
+        nb::arg("size"), nb::arg("y"), nb::call_guard<nb::gil_scoped_release>());
+  m.def("silu_mul", &silu_mul, nb::arg("isa"), nb::arg("gate"), nb::arg("up"), nb::arg("num_rows"), nb::arg("size"),
+        nb::arg("y"), nb::call_guard<nb::gil_scoped_release>());
+  m.def("attention", &attention, nb::arg("isa"), nb::arg("q"), nb::arg("keys"), nb::arg("values"),
+        nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("page_table"), nb::arg("num_seqs"),
+        nb::arg("max_pages"), nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
+        nb::arg("y"), nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
 }

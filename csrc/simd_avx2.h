@@ -30,6 +30,10 @@ inline void f32_store(float* p, f32x16 a) {
 }
 inline f32x16 add(f32x16 a, f32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 inline f32x16 mul(f32x16 a, f32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline f32x16 sub(f32x16 a, f32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline f32x16 div(f32x16 a, f32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline f32x16 larger(f32x16 a, f32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline f32x16 smaller(f32x16 a, f32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 inline f32x16 abs_max(f32x16 a, f32x16 b) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_max_ps(a.lo, _mm256_andnot_ps(sign, b.lo)), _mm256_max_ps(a.hi, _mm256_andnot_ps(sign, b.hi))};
@@ -50,6 +54,12 @@ inline i32x16 i32_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256(
 inline i32x16 i32_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline i32x16 add(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 inline i32x16 mul(i32x16 a, i32x16 b) { return {_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)}; }
+inline __m256 times_power_of_two(__m256 a, __m256i n) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(n, 23)));
+}
+inline f32x16 times_power_of_two(f32x16 a, i32x16 n) {
+  return {times_power_of_two(a.lo, n.lo), times_power_of_two(a.hi, n.hi)};
+}
 inline void i8_store(int8_t* p, i32x16 a) {
   alignas(32) int32_t lanes[16];
   _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), a.lo);

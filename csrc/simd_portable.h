@@ -39,6 +39,23 @@ inline f32x16 mul(f32x16 a, f32x16 b) {
   PILOTFISH_LANES(i) a.v[i] *= b.v[i];
   return a;
 }
+inline f32x16 sub(f32x16 a, f32x16 b) {
+  PILOTFISH_LANES(i) a.v[i] -= b.v[i];
+  return a;
+}
+inline f32x16 div(f32x16 a, f32x16 b) {
+  PILOTFISH_LANES(i) a.v[i] /= b.v[i];
+  return a;
+}
+// The larger and the smaller of the two; b where either is NaN.
+inline f32x16 larger(f32x16 a, f32x16 b) {
+  PILOTFISH_LANES(i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+inline f32x16 smaller(f32x16 a, f32x16 b) {
+  PILOTFISH_LANES(i) a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
 // max(a, |b|) for numbers; what a NaN gives is not defined.
 inline f32x16 abs_max(f32x16 a, f32x16 b) {
   PILOTFISH_LANES(i) {
@@ -76,11 +93,21 @@ inline f32x16 to_f32(i32x16 a) {
   PILOTFISH_LANES(i) y.v[i] = static_cast<float>(a.v[i]);
   return y;
 }
-// To the nearest integer, ties to even (the default rounding mode).
+// To the nearest integer, ties to even (the default rounding mode); what a NaN gives is not defined.
 inline i32x16 round_to_i32(f32x16 a) {
   i32x16 y;
-  PILOTFISH_LANES(i) y.v[i] = static_cast<int32_t>(std::nearbyint(a.v[i]));
+  PILOTFISH_LANES(i) y.v[i] = a.v[i] == a.v[i] ? static_cast<int32_t>(std::nearbyint(a.v[i])) : 0;
   return y;
+}
+// a * 2^n, where a is at least 0.5 and below 2, or NaN, and the result is a normal number.
+inline f32x16 times_power_of_two(f32x16 a, i32x16 n) {
+  PILOTFISH_LANES(i) {
+    int32_t bits;
+    std::memcpy(&bits, &a.v[i], 4);
+    bits = static_cast<int32_t>(static_cast<uint32_t>(bits) + (static_cast<uint32_t>(n.v[i]) << 23));
+    std::memcpy(&a.v[i], &bits, 4);
+  }
+  return a;
 }
 inline void i8_store(int8_t* p, i32x16 a) { PILOTFISH_LANES(i) p[i] = static_cast<int8_t>(a.v[i]); }
 inline i32x16 i32_load_i8(const uint8_t* p) {

@@ -3,6 +3,7 @@
 #include "kernels.h"
 #include "simd_avx2.h"
 
+#include "attention.inl"
 #include "linear.inl"
 
-const Kernels kAvx2 = {"avx2", quantize, linear};
+const Kernels kAvx2 = {"avx2", quantize, linear, rms_norm, silu_mul, attention};

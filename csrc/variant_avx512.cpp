@@ -3,6 +3,7 @@
 #include "kernels.h"
 #include "simd_avx512.h"
 
+#include "attention.inl"
 #include "linear.inl"
 
-const Kernels kAvx512 = {"avx512", quantize, linear};
+const Kernels kAvx512 = {"avx512", quantize, linear, rms_norm, silu_mul, attention};

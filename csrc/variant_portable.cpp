@@ -3,6 +3,7 @@
 #include "kernels.h"
 #include "simd_portable.h"
 
+#include "attention.inl"
 #include "linear.inl"
 
-const Kernels kPortable = {"portable", quantize, linear};
+const Kernels kPortable = {"portable", quantize, linear, rms_norm, silu_mul, attention};

@@ -19,7 +19,7 @@ def load(
 ) -> tuple[Transformer, Tokenizer]:
     """Opens a GGUF file, or a model of the catalog, which is fetched first where it is not on this machine.
 
-    `progress` is told how a fetch goes; `backend` runs the matrix products, by default the native kernels. Raises
+    `progress` is told how a fetch goes; `backend` does the arithmetic, by default the native kernels. Raises
     `ModelNotFoundError`, `FetchError`, `FormatError`, `TokenizerError`, `UnsupportedModelError`, and `OptionError` for
     an environment variable that cannot be honoured.
     """

@@ -46,11 +46,12 @@ class Transformer:
         padding_token_ids: Collection[int] = (),
         backend: Backend | None = None,
     ) -> None:
-        """`backend` runs the matrix products, by default the reference."""
+        """`backend` does the arithmetic, by default the reference."""
         self.config = config
         masked = sorted({*padding_token_ids, *range(num_token_ids, config.vocab_size)})
         self._masked_ids = torch.tensor(masked, dtype=torch.int64)
-        weights = _Weights(tensors, backend or ops.ReferenceBackend())
+        self._backend = backend or ops.ReferenceBackend()
+        weights = _Weights(tensors, self._backend)
         table = tensors["token_embd.weight"]
         self._embedding = ops.Embedding(ops.raw_bytes(table), table.weight_type)
         self._layers = [
@@ -80,20 +81,20 @@ class Transformer:
         config = self.config
         x = ops.embedding(batch.input_ids, self._embedding)  # [num_tokens, hidden_size]
         for index, layer in enumerate(self._layers):
-            normed = ops.rms_norm(x, layer.attention_norm, config.rms_norm_eps)
+            normed = self._backend.rms_norm(x, layer.attention_norm, config.rms_norm_eps)
             q, k, v = (
                 projection(normed).view(len(x), -1, config.head_dim) for projection in (layer.q, layer.k, layer.v)
             )  # [num_tokens, num_heads or num_kv_heads, head_dim]
             q, k = (ops.rotary(heads, batch.positions, self._rotary_tables) for heads in (q, k))
             store.write(index, batch.slot_mapping, k, v)
-            attended = ops.attention(
+            attended = self._backend.attention(
                 q, store.keys[index], store.values[index], batch.query_start_loc, batch.seq_lens, batch.page_table
             )
             x = x + layer.attention_output(attended.flatten(1))
-            normed = ops.rms_norm(x, layer.feed_forward_norm, config.rms_norm_eps)
-            gated = ops.silu_mul(layer.gate(normed), layer.up(normed))
+            normed = self._backend.rms_norm(x, layer.feed_forward_norm, config.rms_norm_eps)
+            gated = self._backend.silu_mul(layer.gate(normed), layer.up(normed))
             x = x + layer.down(gated)
-        wanted = ops.rms_norm(x.index_select(0, batch.logits_indices), self._output_norm, config.rms_norm_eps)
+        wanted = self._backend.rms_norm(x.index_select(0, batch.logits_indices), self._output_norm, config.rms_norm_eps)
         if not len(wanted):
             return torch.empty(0, config.vocab_size)
         logits = self._output(wanted)

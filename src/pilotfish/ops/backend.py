@@ -1,4 +1,4 @@
-"""What runs a model's matrix products: the reference operations, or the native kernels."""
+"""What runs a model's arithmetic: the reference operations, or the native kernels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,18 @@ LinearLayer = Callable[[Tensor], Tensor]
 
 
 class Backend(Protocol):
+    """The operations that cost time; `reference` says what each means."""
+
     @property
     def name(self) -> str: ...
 
     def make_linear(self, weight: RawTensor, bias: RawTensor | None) -> LinearLayer:
         """A dense layer, prepared once; `weight` is [out, in], `bias` [out]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor: ...
+
+    def attention(
+        self, q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
+    ) -> Tensor: ...

@@ -1,14 +1,13 @@
 """The C++ kernels: checks device, dtype, shape and contiguity, then passes pointers and sizes.
 
-Only this module imports the extension `pilotfish._kernels`. So far it holds the matrix product with quantised weights,
-which is nearly all of a forward; the other operations are those of `reference`.
+Only this module imports the extension `pilotfish._kernels`. What each operation means is said in `reference`.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 import torch
@@ -57,7 +56,7 @@ def choose_backend(environment: Mapping[str, str] = os.environ) -> Backend:
 
 
 class NativeBackend:
-    """Quantised matrices are repacked once for the kernels of one instruction set; others stay float32."""
+    """The kernels of one instruction set. Quantised matrices are repacked once; others stay float32, run by torch."""
 
     def __init__(self, kernels: ModuleType, isa: str, threads: int) -> None:
         self.name = f"native ({isa}, {threads} threads)"
@@ -70,6 +69,52 @@ class NativeBackend:
         if weight.weight_type not in _PACKED_TYPES:
             return self._reference.make_linear(weight, bias)
         return PackedLinear(self._kernels, self._isa, self._threads, weight, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        _check("rms_norm", "x", x, torch.float32, (None, None))
+        _check("rms_norm", "weight", weight, torch.float32, (x.shape[1],))
+        y = torch.empty_like(x)
+        self._kernels.rms_norm(self._isa, x.data_ptr(), weight.data_ptr(), eps, *x.shape, y.data_ptr())
+        return y
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        _check("silu_mul", "gate", gate, torch.float32, (None, None))
+        _check("silu_mul", "up", up, torch.float32, gate.shape)
+        y = torch.empty_like(gate)
+        self._kernels.silu_mul(self._isa, gate.data_ptr(), up.data_ptr(), *gate.shape, y.data_ptr())
+        return y
+
+    def attention(
+        self, q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
+    ) -> Tensor:
+        _check("attention", "q", q, torch.float32, (None, None, None))
+        num_heads, head_dim = q.shape[1:]
+        _check("attention", "keys", keys, torch.float32, (None, None, None, head_dim))
+        _check("attention", "values", values, torch.float32, keys.shape)
+        _check("attention", "seq_lens", seq_lens, torch.int32, (None,))
+        _check("attention", "query_start_loc", query_start_loc, torch.int32, (len(seq_lens) + 1,))
+        _check("attention", "page_table", page_table, torch.int32, (len(seq_lens), None))
+        page_size, num_kv_heads = keys.shape[1:3]
+        if num_heads % num_kv_heads:
+            raise ValueError(f"attention: {num_heads} query heads cannot share {num_kv_heads} key/value heads")
+        y = torch.empty_like(q)
+        self._kernels.attention(
+            self._isa,
+            q.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            query_start_loc.data_ptr(),
+            seq_lens.data_ptr(),
+            page_table.data_ptr(),
+            *page_table.shape,
+            page_size,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            y.data_ptr(),
+            self._threads,
+        )
+        return y
 
 
 class PackedLinear:
@@ -97,10 +142,7 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """float32 [n, in] on the CPU, contiguous, to float32 [n, out]."""
-        if x.device.type != "cpu" or x.dtype != torch.float32 or not x.is_contiguous():
-            raise ValueError(f"linear: x must be contiguous float32 on the CPU, got {x.dtype} on {x.device}")
-        if x.dim() != 2 or x.shape[1] != self._num_inputs:
-            raise ValueError(f"linear: x must be [n, {self._num_inputs}], got {list(x.shape)}")
+        _check("linear", "x", x, torch.float32, (None, self._num_inputs))
         n = len(x)
         codes = torch.empty(n, self._num_inputs, dtype=torch.int8)
         scales = torch.empty(n, self._num_inputs // self._block_size)
@@ -121,3 +163,16 @@ class PackedLinear:
             self._threads,
         )
         return y if self._bias is None else y + self._bias
+
+
+def _check(operation: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int | None]) -> None:
+    """`ValueError` unless the kernel can read the tensor as it lies; None in `shape` is any size."""
+    if tensor.device.type != "cpu" or tensor.dtype != dtype or not tensor.is_contiguous():
+        raise ValueError(
+            f"{operation}: {name} must be contiguous {dtype} on the CPU, got {tensor.dtype} on {tensor.device}"
+        )
+    if len(tensor.shape) != len(shape) or any(
+        size not in (None, found) for size, found in zip(shape, tensor.shape, strict=True)
+    ):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{operation}: {name} must be [{wanted}], got {list(tensor.shape)}")

@@ -91,22 +91,6 @@ def linear(x: Tensor, layer: Linear) -> Tensor:
     return out if layer.bias is None else out + layer.bias
 
 
-class ReferenceBackend:
-    """Dense float32 layers run by `linear`; each shape of matrix is checked once for independent rows."""
-
-    name = "reference"
-
-    def __init__(self) -> None:
-        self._pads_rows: dict[tuple[int, ...], bool] = {}
-
-    def make_linear(self, weight: RawTensor, bias: RawTensor | None) -> LinearLayer:
-        matrix = dense(weight)
-        if matrix.shape not in self._pads_rows:
-            self._pads_rows[matrix.shape] = padding_keeps_rows_independent(matrix)
-        layer = Linear(matrix, None if bias is None else dense(bias), self._pads_rows[matrix.shape])
-        return partial(linear, layer=layer)
-
-
 def embedding(token_ids: Tensor, table: Embedding) -> Tensor:
     """Rows of the embedding matrix, dequantised on lookup: int32 [n] to float32 [n, hidden_size]."""
     return dequantize(table.data.index_select(0, token_ids), table.weight_type)
@@ -192,3 +176,30 @@ def _by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     for index, row in enumerate(x):
         out[index] = function(row)
     return out
+
+
+class ReferenceBackend:
+    """The operations of this module; each shape of matrix is checked once for independent rows."""
+
+    name = "reference"
+
+    def __init__(self) -> None:
+        self._pads_rows: dict[tuple[int, ...], bool] = {}
+
+    def make_linear(self, weight: RawTensor, bias: RawTensor | None) -> LinearLayer:
+        matrix = dense(weight)
+        if matrix.shape not in self._pads_rows:
+            self._pads_rows[matrix.shape] = padding_keeps_rows_independent(matrix)
+        layer = Linear(matrix, None if bias is None else dense(bias), self._pads_rows[matrix.shape])
+        return partial(linear, layer=layer)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        return silu_mul(gate, up)
+
+    def attention(
+        self, q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
+    ) -> Tensor:
+        return attention(q, keys, values, query_start_loc, seq_lens, page_table)
