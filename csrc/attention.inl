@@ -74,6 +74,33 @@ void silu_mul(const float* gate, const float* up, int64_t num_rows, int64_t size
   }
 }
 
+// Pairs (i, i + d/2) of a head turned by the angle of one position.
+inline void rotate(const float* x, const float* cos, const float* sin, int64_t half, float* y) {
+  for (int64_t i = 0; i < half; i++) {
+    const float first = x[i], second = x[i + half];
+    y[i] = first * cos[i] - second * sin[i];
+    y[i + half] = second * cos[i] + first * sin[i];
+  }
+}
+
+void rotary_write(const RotaryBatch& batch, const float* q, const float* k, const float* v, float* rotated_q) {
+  const int64_t half = batch.head_dim / 2, kv_size = batch.num_kv_heads * batch.head_dim;
+  for (int64_t row = 0; row < batch.num_rows; row++) {
+    const float *cos = batch.cos + batch.positions[row] * half, *sin = batch.sin + batch.positions[row] * half;
+    for (int64_t h = 0; h < batch.num_heads; h++, q += batch.head_dim, rotated_q += batch.head_dim) {
+      rotate(q, cos, sin, half, rotated_q);
+    }
+    const int64_t slot = batch.slot_mapping[row];
+    for (int64_t h = 0; h < batch.num_kv_heads; h++, k += batch.head_dim) {
+      rotate(k, cos, sin, half, batch.keys + slot * kv_size + h * batch.head_dim);
+    }
+    std::memcpy(batch.values + slot * kv_size, v + row * kv_size, kv_size * sizeof(float));
+    int32_t* filled = batch.filled + slot / batch.page_size;
+    const int32_t end = static_cast<int32_t>(slot % batch.page_size + 1);
+    *filled = *filled > end ? *filled : end;
+  }
+}
+
 inline float dot(const float* a, const float* b, int64_t size) {
   f32x16 sum = f32_zero();
   for (int64_t i = 0; i < size; i += kLanes) {

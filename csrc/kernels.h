@@ -45,6 +45,15 @@ struct AttentionBatch {
   int64_t num_seqs, max_pages, page_size, num_heads, num_kv_heads, head_dim;
 };
 
+// Where new rows stand, and the layer's cache that takes their keys and values.
+struct RotaryBatch {
+  const int32_t *positions, *slot_mapping;  // [num_rows]
+  const float *cos, *sin;                   // [num_positions, head_dim / 2]
+  float *keys, *values;                     // [num_slots, num_kv_heads, head_dim]
+  int32_t* filled;                          // [num_pages]: slots written of each page
+  int64_t num_rows, page_size, num_heads, num_kv_heads, head_dim;
+};
+
 struct Kernels {
   const char* name;
   void (*quantize)(const float* x, int64_t num_rows, WeightType type, const Activations& out);
@@ -53,6 +62,7 @@ struct Kernels {
                  int64_t num_rows, float* y, int64_t ldy, int64_t num_outputs);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t num_rows, int64_t size, float* y);
   void (*silu_mul)(const float* gate, const float* up, int64_t num_rows, int64_t size, float* y);
+  void (*rotary_write)(const RotaryBatch& batch, const float* q, const float* k, const float* v, float* rotated_q);
   // One query row and one key/value head: the query heads that share it. `scores` holds num_heads / num_kv_heads rows
   // of at least seq_len, rounded up to 16.
   void (*attention)(const AttentionBatch& batch, const float* q, int64_t sequence, int64_t row, int64_t kv_head,

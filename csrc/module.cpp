@@ -122,6 +122,26 @@ void silu_mul(const std::string& isa, uintptr_t gate, uintptr_t up, int64_t num_
   find(isa).silu_mul(pointer<const float>(gate), pointer<const float>(up), num_rows, size, pointer<float>(y));
 }
 
+void rotary_write(const std::string& isa, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t positions,
+                  uintptr_t slot_mapping, uintptr_t cos, uintptr_t sin, uintptr_t keys, uintptr_t values,
+                  uintptr_t filled, int64_t num_rows, int64_t page_size, int64_t num_heads, int64_t num_kv_heads,
+                  int64_t head_dim, uintptr_t rotated_q) {
+  const RotaryBatch batch = {pointer<const int32_t>(positions),
+                             pointer<const int32_t>(slot_mapping),
+                             pointer<const float>(cos),
+                             pointer<const float>(sin),
+                             pointer<float>(keys),
+                             pointer<float>(values),
+                             pointer<int32_t>(filled),
+                             num_rows,
+                             page_size,
+                             num_heads,
+                             num_kv_heads,
+                             head_dim};
+  find(isa).rotary_write(batch, pointer<const float>(q), pointer<const float>(k), pointer<const float>(v),
+                         pointer<float>(rotated_q));
+}
+
 void attention(const std::string& isa, uintptr_t q, uintptr_t keys, uintptr_t values, uintptr_t query_start_loc,
                uintptr_t seq_lens, uintptr_t page_table, int64_t num_seqs, int64_t max_pages, int64_t page_size,
                int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, uintptr_t y, int threads) {
@@ -181,6 +201,10 @@ NB_MODULE(_kernels, m) {
         nb::arg("size"), nb::arg("y"), nb::call_guard<nb::gil_scoped_release>());
   m.def("silu_mul", &silu_mul, nb::arg("isa"), nb::arg("gate"), nb::arg("up"), nb::arg("num_rows"), nb::arg("size"),
         nb::arg("y"), nb::call_guard<nb::gil_scoped_release>());
+  m.def("rotary_write", &rotary_write, nb::arg("isa"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("positions"),
+        nb::arg("slot_mapping"), nb::arg("cos"), nb::arg("sin"), nb::arg("keys"), nb::arg("values"), nb::arg("filled"),
+        nb::arg("num_rows"), nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
+        nb::arg("rotated_q"), nb::call_guard<nb::gil_scoped_release>());
   m.def("attention", &attention, nb::arg("isa"), nb::arg("q"), nb::arg("keys"), nb::arg("values"),
         nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("page_table"), nb::arg("num_seqs"),
         nb::arg("max_pages"), nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),

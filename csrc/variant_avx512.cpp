@@ -6,4 +6,4 @@
 #include "attention.inl"
 #include "linear.inl"
 
-const Kernels kAvx512 = {"avx512", quantize, linear, rms_norm, silu_mul, attention};
+const Kernels kAvx512 = {"avx512", quantize, linear, rms_norm, silu_mul, rotary_write, attention};

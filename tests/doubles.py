@@ -16,6 +16,7 @@ from pilotfish.config import ModelConfig
 from pilotfish.drafters import SingleSequenceDrafter
 from pilotfish.kvcache import DenseCache, KVCache, KVStore, PagePool
 from pilotfish.model import ForwardBatch, ForwardInput, run_forward
+from pilotfish.ops.reference import write_cache
 from pilotfish.tokenizer import Tokenizer
 from pilotfish.types import Draft, DraftRequest, SequenceView, VerifyOutcome
 
@@ -44,6 +45,16 @@ def scripted_next(prefix: Sequence[int], seed: int = 0) -> int:
     """The token a scripted model says after `prefix`: a hash of all ids and their absolute positions."""
     text = ",".join(f"{position}:{token_id}" for position, token_id in enumerate(prefix))
     return zlib.crc32(f"{seed}|{text}".encode()) % 256
+
+
+def write_layer(store: KVStore, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+    """Rows k and v, float32 [n, num_kv_heads, head_dim], into one layer of a store, counted as a model's are."""
+    write_cache(slot_mapping, k, v, store.keys[layer], store.values[layer], store.filled[layer])
+
+
+def layer_slots(store: KVStore, layer: int) -> tuple[Tensor, Tensor]:
+    """One layer's keys and values by slot: float32 [num_slots, num_kv_heads, head_dim] each."""
+    return store.keys[layer].flatten(0, 1), store.values[layer].flatten(0, 1)
 
 
 class ScriptedModel:
@@ -81,7 +92,7 @@ class ScriptedModel:
             if self.fail_at == len(self.calls) - 1 and layer == 1:
                 raise RuntimeError("injected fault in a forward")
             if layer != self.skip_layer:
-                store.write(layer, batch.slot_mapping, k, v)
+                write_layer(store, layer, batch.slot_mapping, k, v)
         logits = torch.zeros(len(batch.logits_indices), VOCAB_SIZE)
         for row, index in enumerate(batch.logits_indices.tolist()):
             prefix = self._read_back(batch, store, index)
@@ -96,7 +107,7 @@ class ScriptedModel:
         length = int(batch.seq_lens[sequence]) - (starts[sequence + 1] - row) + 1
         pages = batch.page_table[sequence].tolist()
         slots = [pages[p // store.page_size] * store.page_size + p % store.page_size for p in range(length)]
-        layers = [tuple(side[slots, 0, 0].int().tolist() for side in store.slots(layer)) for layer in range(3)]
+        layers = [tuple(side[slots, 0, 0].int().tolist() for side in layer_slots(store, layer)) for layer in range(3)]
         if any(layer != layers[0] for layer in layers) or layers[0][1] != list(range(length)):
             return [-1, *slots]  # a slip: this prefix gives a token that no honest run gives
         return list(layers[0][0])
@@ -211,7 +222,7 @@ def byte_tokenizer(eos_token_ids: Sequence[int] = (NO_EOS,), **changes: object) 
     metadata: dict[str, object] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": [*_byte_alphabet(), "<|a|>", "<|b|>", "<|c|>", "<|d|>"],
+        "tokenizer.ggml.tokens": [*_bytes_in_order(), "<|a|>", "<|b|>", "<|c|>", "<|d|>"],
         "tokenizer.ggml.token_type": [1] * 256 + [3] * 4,
         "tokenizer.ggml.merges": [],
         "tokenizer.ggml.eos_token_id": eos_token_ids[0],
@@ -222,8 +233,8 @@ def byte_tokenizer(eos_token_ids: Sequence[int] = (NO_EOS,), **changes: object) 
     return Tokenizer.from_gguf_metadata(metadata)
 
 
-def _byte_alphabet() -> list[str]:
-    """GPT-2's printable stand-in for each byte 0 … 255, in order of the bytes."""
+def _bytes_in_order() -> list[str]:
+    """GPT-2's printable stand-in for each byte 0 … 255, so that an id is its byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

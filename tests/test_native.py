@@ -250,6 +250,26 @@ def test_attention_of_a_poisoned_row_is_nan_and_its_neighbours_are_not(isa: str)
         assert torch.equal(found[others], expected[others])
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("page_size", "head_dim"), [(1, 64), (16, 20), (64, 128)])
+def test_rotary_write_is_the_references_to_the_bit(page_size: int, head_dim: int, isa: str) -> None:
+    rows, heads, kv_heads, num_pages = 7, 6, 2, 5 * 64 // page_size
+    q, k, v = (normal(rows, count, head_dim, seed=seed) for seed, count in enumerate((heads, kv_heads, kv_heads)))
+    generator = torch.Generator().manual_seed(3)
+    positions = torch.randint(0, 100, (rows,), generator=generator).int()
+    slot_mapping = torch.randperm(num_pages * page_size, generator=generator)[:rows].int()
+    tables = reference.rotary_tables(head_dim, 100, 10000.0)
+    stores = []
+    for each in (backend(isa), reference.ReferenceBackend()):
+        keys, values = (torch.zeros(num_pages, page_size, kv_heads, head_dim) for _ in range(2))
+        filled = torch.zeros(num_pages, dtype=torch.int32)
+        rotated = each.rotary_write(q, k, v, positions, tables, slot_mapping, keys, values, filled)
+        stores.append((rotated, keys, values, filled))
+    for found, expected in zip(*stores, strict=True):
+        assert torch.equal(found, expected)
+    assert int(stores[0][3].max()) > 0
+
+
 def test_attention_at_32k_positions() -> None:
     case = attention_case([32768], [1], 16, heads=2, kv_heads=1, head_dim=16)
     assert torch.allclose(backend().attention(*case), reference.attention(*case), rtol=1e-4, atol=1e-6)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doubles import layer_slots, write_layer
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,7 +18,7 @@ from torch import Tensor
 
 import pilotfish
 from pilotfish.errors import CacheError, CacheFullError, InvariantError, OptionError
-from pilotfish.kvcache import DenseCache, KVCache, KVStore, PagedCache, PagePool
+from pilotfish.kvcache import DenseCache, KVCache, PagedCache, PagePool
 from pilotfish.kvcache import base as kvcache_base
 from pilotfish.kvcache import dense as kvcache_dense
 from pilotfish.model import ForwardInput, Transformer, run_forward
@@ -80,7 +81,7 @@ def write(cache: KVCache, marks: list[int], layers: range = LAYERS) -> None:
     slots = slots_of(cache, range(cache.length, cache.length + len(marks)))
     for layer in layers:
         k, v = (torch.stack(rows) for rows in zip(*(row(layer, mark) for mark in marks), strict=True))
-        cache.store.write(layer, slots, k, v)
+        write_layer(cache.store, layer, slots, k, v)
 
 
 def append(cache: KVCache, marks: list[int]) -> None:
@@ -93,9 +94,9 @@ def append(cache: KVCache, marks: list[int]) -> None:
 def content(cache: KVCache) -> list[int]:
     """The marks held, each layer's own keys and values seen to agree with them."""
     slots = slots_of(cache, range(cache.length)).long()
-    marks = cache.store.slots(0)[0][slots, 0, 1].int().tolist()
+    marks = layer_slots(cache.store, 0)[0][slots, 0, 1].int().tolist()
     for layer in LAYERS:
-        keys, values = cache.store.slots(layer)
+        keys, values = layer_slots(cache.store, layer)
         for slot, mark in zip(slots.tolist(), marks, strict=True):
             k, v = row(layer, mark)
             assert torch.equal(keys[slot], k)
@@ -654,19 +655,20 @@ def test_a_forward_that_fails_leaves_every_cache_as_it_was(model: Transformer, m
     for cache in caches:
         logits_of(model, cache, token_ids)
         cache.reserve(6)
-    pages, calls, honest = [list(cache.page_ids[:3]) for cache in caches], [], KVStore.write
+    pages, honest = [list(cache.page_ids[:3]) for cache in caches], model._backend.rotary_write
+    calls: list[int] = []
 
-    def failing(self: KVStore, layer: int, *args: Tensor) -> None:
-        calls.append(layer)
+    def failing(q: Tensor, *args: Any) -> Tensor:
+        calls.append(len(q))
         if len(calls) == 4:
             raise RuntimeError("injected")
-        honest(self, layer, *args)
+        return honest(q, *args)
 
-    monkeypatch.setattr(KVStore, "write", failing)
+    monkeypatch.setattr(model._backend, "rotary_write", failing)
     with pytest.raises(RuntimeError, match="injected"):
         run_forward(model, [ForwardInput(cache, [1, 2, 3, 4, 5, 6], 6) for cache in caches])
     monkeypatch.undo()
-    assert calls == [0, 1, 0, 1]
+    assert calls == [12, 12, 6, 6]  # two layers over both paged caches, then over the dense one
     for cache, kept in zip(caches, pages, strict=True):
         assert (cache.length, cache.layer_lengths) == (11, [11, 11])
         assert list(cache.page_ids) == kept

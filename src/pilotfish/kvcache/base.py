@@ -71,17 +71,9 @@ class KVStore:
     def page_size(self) -> int:
         return self.keys.shape[2]
 
-    def slots(self, layer: int) -> tuple[Tensor, Tensor]:
-        """One layer's keys and values by slot: float32 [num_pages * page_size, num_kv_heads, head_dim] each."""
-        return self.keys[layer].flatten(0, 1), self.values[layer].flatten(0, 1)
-
-    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Stores rows k and v, float32 [n, num_kv_heads, head_dim], in the slots int32 [n], and counts them."""
-        keys, values = self.slots(layer)
-        slots = slot_mapping.long()
-        keys[slots], values[slots] = k, v
-        ends = slot_mapping % self.page_size + 1
-        self.filled[layer].scatter_reduce_(0, slots // self.page_size, ends, "amax")
+    @property
+    def num_slots(self) -> int:
+        return self.num_pages * self.page_size
 
     def truncate(self, page_id: int, num_slots: int) -> None:
         """Counts at most the first `num_slots` slots of a page as written."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pilotfish.config import ModelConfig
+from pilotfish.errors import InvariantError
 from pilotfish.kvcache import KVStore
 from pilotfish.model.batch import ForwardBatch
 from pilotfish.ops import reference as ops
@@ -79,17 +80,23 @@ class Transformer:
         Returns float32 [num_logits, vocab_size]; without logits rows the output matrix is skipped.
         """
         config = self.config
+        # The kernels look angles and slots up unchecked.
+        if int(batch.positions.max()) >= config.context_length or int(batch.slot_mapping.max()) >= store.num_slots:
+            raise InvariantError(
+                f"a row's position or slot is beyond the context of {config.context_length} tokens or the store's "
+                f"{store.num_slots} slots"
+            )
         x = ops.embedding(batch.input_ids, self._embedding)  # [num_tokens, hidden_size]
         for index, layer in enumerate(self._layers):
             normed = self._backend.rms_norm(x, layer.attention_norm, config.rms_norm_eps)
             q, k, v = (
                 projection(normed).view(len(x), -1, config.head_dim) for projection in (layer.q, layer.k, layer.v)
             )  # [num_tokens, num_heads or num_kv_heads, head_dim]
-            q, k = (ops.rotary(heads, batch.positions, self._rotary_tables) for heads in (q, k))
-            store.write(index, batch.slot_mapping, k, v)
-            attended = self._backend.attention(
-                q, store.keys[index], store.values[index], batch.query_start_loc, batch.seq_lens, batch.page_table
+            keys, values = store.keys[index], store.values[index]
+            q = self._backend.rotary_write(
+                q, k, v, batch.positions, self._rotary_tables, batch.slot_mapping, keys, values, store.filled[index]
             )
+            attended = self._backend.attention(q, keys, values, batch.query_start_loc, batch.seq_lens, batch.page_table)
             x = x + layer.attention_output(attended.flatten(1))
             normed = self._backend.rms_norm(x, layer.feed_forward_norm, config.rms_norm_eps)
             gated = self._backend.silu_mul(layer.gate(normed), layer.up(normed))

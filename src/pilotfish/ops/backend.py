@@ -26,6 +26,19 @@ class Backend(Protocol):
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor: ...
 
+    def rotary_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        tables: tuple[Tensor, Tensor],
+        slot_mapping: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        filled: Tensor,
+    ) -> Tensor: ...
+
     def attention(
         self, q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
     ) -> Tensor: ...

@@ -84,6 +84,52 @@ class NativeBackend:
         self._kernels.silu_mul(self._isa, gate.data_ptr(), up.data_ptr(), *gate.shape, y.data_ptr())
         return y
 
+    def rotary_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        tables: tuple[Tensor, Tensor],
+        slot_mapping: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        filled: Tensor,
+    ) -> Tensor:
+        _check("rotary_write", "q", q, torch.float32, (None, None, None))
+        num_rows, num_heads, head_dim = q.shape
+        _check("rotary_write", "keys", keys, torch.float32, (None, None, None, head_dim))
+        num_pages, page_size, num_kv_heads, _ = keys.shape
+        _check("rotary_write", "values", values, torch.float32, keys.shape)
+        _check("rotary_write", "filled", filled, torch.int32, (num_pages,))
+        _check("rotary_write", "k", k, torch.float32, (num_rows, num_kv_heads, head_dim))
+        _check("rotary_write", "v", v, torch.float32, k.shape)
+        _check("rotary_write", "positions", positions, torch.int32, (num_rows,))
+        _check("rotary_write", "slot_mapping", slot_mapping, torch.int32, (num_rows,))
+        for table in tables:
+            _check("rotary_write", "tables", table, torch.float32, (None, head_dim // 2))
+        rotated_q = torch.empty_like(q)
+        self._kernels.rotary_write(
+            self._isa,
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            positions.data_ptr(),
+            slot_mapping.data_ptr(),
+            tables[0].data_ptr(),
+            tables[1].data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            filled.data_ptr(),
+            num_rows,
+            page_size,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            rotated_q.data_ptr(),
+        )
+        return rotated_q
+
     def attention(
         self, q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
     ) -> Tensor:
@@ -171,8 +217,7 @@ def _check(operation: str, name: str, tensor: Tensor, dtype: torch.dtype, shape:
         raise ValueError(
             f"{operation}: {name} must be contiguous {dtype} on the CPU, got {tensor.dtype} on {tensor.device}"
         )
-    if len(tensor.shape) != len(shape) or any(
-        size not in (None, found) for size, found in zip(shape, tensor.shape, strict=True)
-    ):
+    found = tensor.shape
+    if len(found) != len(shape) or any(size is not None and size != found[i] for i, size in enumerate(shape)):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{operation}: {name} must be [{wanted}], got {list(tensor.shape)}")
+        raise ValueError(f"{operation}: {name} must be [{wanted}], got {list(found)}")

@@ -127,6 +127,18 @@ def rotary(x: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor]) -> Tenso
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
+def write_cache(slot_mapping: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, filled: Tensor) -> None:
+    """Stores rows k and v, float32 [n, num_kv_heads, head_dim], in the slots int32 [n] of one layer, and counts them.
+
+    keys and values are the layer's float32 [num_pages, page_size, num_kv_heads, head_dim]; filled, int32 [num_pages],
+    is how many slots of each page the layer has written.
+    """
+    page_size = keys.shape[1]
+    slots = slot_mapping.long()
+    keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots] = k, v
+    filled.scatter_reduce_(0, slots // page_size, slot_mapping % page_size + 1, "amax")
+
+
 def attention(
     q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
 ) -> Tensor:
@@ -198,6 +210,21 @@ class ReferenceBackend:
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return silu_mul(gate, up)
+
+    def rotary_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        tables: tuple[Tensor, Tensor],
+        slot_mapping: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        filled: Tensor,
+    ) -> Tensor:
+        write_cache(slot_mapping, rotary(k, positions, tables), v, keys, values, filled)
+        return rotary(q, positions, tables)
 
     def attention(
         self, q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
