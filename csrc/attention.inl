@@ -1,4 +1,4 @@
-// Norm, gate and attention, written once over the sixteen lanes of a simd_*.h.
+// Norm, gate, rotary embedding and attention, written once over the sixteen lanes of a simd_*.h.
 //
 // Every float sum runs over 16 virtual lanes (element i belongs to lane i mod 16) in order, and the lanes are folded by
 // one fixed tree. Attention adds up positions in their order. So no result depends on anything but its own row.

@@ -12,7 +12,7 @@ struct BlockShape {
   int weights;         // weights of a block along a row
   int file_bytes;      // bytes of one row's block in a file
   int panel_bytes;     // bytes of a block of all 16 rows, repacked
-  int sum_weights;     // activations for each sum that the block's offset needs
+  int sum_weights;     // activations for each sum that the block's offset needs: never fewer than 16
 };
 
 constexpr BlockShape block_shape(WeightType type) {
@@ -57,9 +57,9 @@ struct RotaryBatch {
 struct Kernels {
   const char* name;
   void (*quantize)(const float* x, int64_t num_rows, WeightType type, const Activations& out);
-  // y [num_rows, ldy]: panels first … last of the packed matrix, 16 columns each.
+  // y [num_rows, num_outputs]: the columns of panels first … last - 1 of the packed matrix, 16 each.
   void (*linear)(WeightType type, const uint8_t* packed, int64_t first, int64_t last, const Activations& x,
-                 int64_t num_rows, float* y, int64_t ldy, int64_t num_outputs);
+                 int64_t num_rows, float* y, int64_t num_outputs);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t num_rows, int64_t size, float* y);
   void (*silu_mul)(const float* gate, const float* up, int64_t num_rows, int64_t size, float* y);
   void (*rotary_write)(const RotaryBatch& batch, const float* q, const float* k, const float* v, float* rotated_q);

@@ -197,7 +197,7 @@ void panel_rows(const uint8_t* p, const Activations& x, int64_t first_row, int64
 
 template <class Panel>
 void linear_panels(const uint8_t* packed, int64_t first, int64_t last, const Activations& x, int64_t num_rows, float* y,
-                   int64_t ldy, int64_t num_outputs) {
+                   int64_t num_outputs) {
   constexpr BlockShape shape = block_shape(Panel::type);
   const int64_t panel_bytes = x.k / shape.weights * shape.panel_bytes;
   for (int64_t panel = first; panel < last; panel++) {
@@ -207,20 +207,20 @@ void linear_panels(const uint8_t* packed, int64_t first, int64_t last, const Act
       alignas(64) float acc[kMaxRows * kLanes] = {};
       panel_rows<Panel>(packed + panel * panel_bytes, x, row, count, acc);
       for (int64_t r = 0; r < count; r++) {
-        std::memcpy(y + (row + r) * ldy + panel * kLanes, acc + kLanes * r, columns * sizeof(float));
+        std::memcpy(y + (row + r) * num_outputs + panel * kLanes, acc + kLanes * r, columns * sizeof(float));
       }
     }
   }
 }
 
 void linear(WeightType type, const uint8_t* packed, int64_t first, int64_t last, const Activations& x, int64_t num_rows,
-            float* y, int64_t ldy, int64_t num_outputs) {
+            float* y, int64_t num_outputs) {
   switch (type) {
-    case WeightType::Q8_0: return linear_panels<PanelQ8_0>(packed, first, last, x, num_rows, y, ldy, num_outputs);
-    case WeightType::Q4_1: return linear_panels<PanelQ4_1>(packed, first, last, x, num_rows, y, ldy, num_outputs);
-    case WeightType::Q5_0: return linear_panels<PanelQ5_0>(packed, first, last, x, num_rows, y, ldy, num_outputs);
-    case WeightType::Q4_K: return linear_panels<PanelQ4_K>(packed, first, last, x, num_rows, y, ldy, num_outputs);
-    case WeightType::Q6_K: return linear_panels<PanelQ6_K>(packed, first, last, x, num_rows, y, ldy, num_outputs);
+    case WeightType::Q8_0: return linear_panels<PanelQ8_0>(packed, first, last, x, num_rows, y, num_outputs);
+    case WeightType::Q4_1: return linear_panels<PanelQ4_1>(packed, first, last, x, num_rows, y, num_outputs);
+    case WeightType::Q5_0: return linear_panels<PanelQ5_0>(packed, first, last, x, num_rows, y, num_outputs);
+    case WeightType::Q4_K: return linear_panels<PanelQ4_K>(packed, first, last, x, num_rows, y, num_outputs);
+    case WeightType::Q6_K: return linear_panels<PanelQ6_K>(packed, first, last, x, num_rows, y, num_outputs);
   }
 }
 

@@ -19,7 +19,7 @@ namespace nb = nanobind;
 
 namespace {
 
-std::vector<const Kernels*> available() {
+std::vector<const Kernels*> detect() {
   std::vector<const Kernels*> found;
 #if defined(PILOTFISH_X86)
   __builtin_cpu_init();
@@ -32,6 +32,12 @@ std::vector<const Kernels*> available() {
   }
 #endif
   found.push_back(&kPortable);
+  return found;
+}
+
+// Asked for with every call of a kernel, and the same for as long as the process lives.
+const std::vector<const Kernels*>& available() {
+  static const std::vector<const Kernels*> found = detect();
   return found;
 }
 
@@ -109,7 +115,7 @@ void linear(const std::string& isa, int type, uintptr_t packed, int64_t num_outp
 #pragma omp parallel for schedule(static) num_threads(team)
   for (int part = 0; part < team; part++) {
     kernels.linear(weight_type, pointer<const uint8_t>(packed), panels * part / team, panels * (part + 1) / team,
-                   activations, num_rows, pointer<float>(y), num_outputs, num_outputs);
+                   activations, num_rows, pointer<float>(y), num_outputs);
   }
 }
 

@@ -124,7 +124,7 @@ def test_what_may_be_left_out(read: Read, architecture: str) -> None:
     ],
 )
 def test_counts_are_integers_in_range(refusal: Callable[..., PilotfishError], architecture: str, key: str) -> None:
-    for value in ("2", 2.0, True, [2], 0, -1, 2**24 + 1, 2**31, 2**63 - 1):
+    for value in ("2", 2.0, True, [2], 0, -1, 2**20 + 1, 2**24 + 1, 2**31, 2**63 - 1):
         assert f"'{architecture}.{key}' must be an integer" in str(refusal(FormatError, {key: value}))
 
 

@@ -298,7 +298,7 @@ def test_kernels_check_what_they_are_given() -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_packed_bytes_stay_near_the_files(kind: WeightType) -> None:
     weight = matrix(kind, 64, columns(kind, 4))
-    number, _ = _PACKED_TYPES[kind]
+    number = _PACKED_TYPES[kind]
     assert _kernels.packed_bytes(number, *weight.shape) <= 1.03 * weight.data.size
 
 

@@ -572,7 +572,7 @@ def test_speculative_neighbours_in_a_batch_change_nothing(prompts, chunk, k, dra
         if all(s.finish_reason for s in sequences):
             break
     for i, s in enumerate(sequences):
-        assert s.output_token_ids == recompute(scripted_next, prompts[i], 5 + 3 * i)[0]
+        assert s.token_ids[s.num_prompt_tokens :] == recompute(scripted_next, prompts[i], 5 + 3 * i)[0]
         drafter.release(s.request_id)
     draft_pool.check_integrity()
 
@@ -597,7 +597,7 @@ def test_speculative_step_that_fails_leaves_what_was_committed_and_can_be_repeat
                     s.cache.check_integrity()
                 pool.check_integrity([s.cache for s in sequences])
         assert failures == 1
-        assert [s.output_token_ids for s in sequences] == [
+        assert [s.token_ids[s.num_prompt_tokens :] for s in sequences] == [
             recompute(scripted_next, PROMPT, 20)[0],
             recompute(scripted_next, [9, 9], 20)[0],
         ]
@@ -625,7 +625,7 @@ def test_speculative_dense_neighbours_run_in_one_step_too() -> None:
     while not all(s.finish_reason for s in sequences):
         step(sequences, target, [drafter], GreedyVerifier(), FixedLength(drafter, 2))
     for i, s in enumerate(sequences):
-        assert s.output_token_ids == recompute(scripted_next, [i, i + 1], 9)[0]
+        assert s.token_ids[s.num_prompt_tokens :] == recompute(scripted_next, [i, i + 1], 9)[0]
 
 
 def test_speculative_seconds_are_the_clocks() -> None:

@@ -31,10 +31,6 @@ class SequenceState:
             self.finish_reason = "length"
 
     @property
-    def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens :]
-
-    @property
     def tokens_left(self) -> int:
         """How many more tokens may be put out."""
         room = self.context_length - len(self.token_ids)

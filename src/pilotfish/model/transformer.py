@@ -101,9 +101,9 @@ class Transformer:
             normed = self._backend.rms_norm(x, layer.feed_forward_norm, config.rms_norm_eps)
             gated = self._backend.silu_mul(layer.gate(normed), layer.up(normed))
             x = x + layer.down(gated)
-        wanted = self._backend.rms_norm(x.index_select(0, batch.logits_indices), self._output_norm, config.rms_norm_eps)
-        if not len(wanted):
+        if not len(batch.logits_indices):
             return torch.empty(0, config.vocab_size)
+        wanted = self._backend.rms_norm(x.index_select(0, batch.logits_indices), self._output_norm, config.rms_norm_eps)
         logits = self._output(wanted)
         return logits.index_fill_(1, self._masked_ids, -torch.inf)
 

@@ -18,14 +18,15 @@ from pilotfish.ops.backend import Backend, LinearLayer
 from pilotfish.ops.reference import ReferenceBackend, dense, raw_bytes
 from pilotfish.types import RawTensor, WeightType
 
-# The number each type has in csrc/kernels.h, and how many activations go into each sum that its offset needs.
+# The number each type has in csrc/kernels.h.
 _PACKED_TYPES = {
-    WeightType.Q8_0: (0, 32),
-    WeightType.Q4_1: (1, 32),
-    WeightType.Q5_0: (2, 32),
-    WeightType.Q4_K: (3, 32),
-    WeightType.Q6_K: (4, 16),
+    WeightType.Q8_0: 0,
+    WeightType.Q4_1: 1,
+    WeightType.Q5_0: 2,
+    WeightType.Q4_K: 3,
+    WeightType.Q6_K: 4,
 }
+_SMALLEST_SUM = 16  # activations in a sum that a block's offset needs, at least: room for the most sums
 _PREFETCH_BYTES = 8192  # the kernels ask for bytes somewhat beyond a matrix
 
 
@@ -177,7 +178,7 @@ class PackedLinear:
         self._threads = threads
         self._num_outputs, self._num_inputs = weight.shape
         self._block_size = weight.weight_type.block_size
-        self._type, self._sum_size = _PACKED_TYPES[weight.weight_type]
+        self._type = _PACKED_TYPES[weight.weight_type]
         self._bias = None if bias is None else dense(bias)
         data = raw_bytes(weight)
         if not data.is_contiguous():
@@ -192,7 +193,7 @@ class PackedLinear:
         n = len(x)
         codes = torch.empty(n, self._num_inputs, dtype=torch.int8)
         scales = torch.empty(n, self._num_inputs // self._block_size)
-        sums = torch.empty(n, self._num_inputs // self._sum_size, dtype=torch.int16)
+        sums = torch.empty(n, self._num_inputs // _SMALLEST_SUM, dtype=torch.int16)
         y = torch.empty(n, self._num_outputs)
         self._kernels.linear(
             self._isa,

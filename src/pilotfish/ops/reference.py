@@ -139,6 +139,25 @@ def write_cache(slot_mapping: Tensor, k: Tensor, v: Tensor, keys: Tensor, values
     filled.scatter_reduce_(0, slots // page_size, slot_mapping % page_size + 1, "amax")
 
 
+def rotary_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    tables: tuple[Tensor, Tensor],
+    slot_mapping: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    filled: Tensor,
+) -> Tensor:
+    """`rotary` of q, which it returns, and of k, which goes into the cache with v as in `write_cache`.
+
+    q is float32 [n, num_heads, head_dim], k and v are float32 [n, num_kv_heads, head_dim].
+    """
+    write_cache(slot_mapping, rotary(k, positions, tables), v, keys, values, filled)
+    return rotary(q, positions, tables)
+
+
 def attention(
     q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
 ) -> Tensor:
@@ -205,28 +224,7 @@ class ReferenceBackend:
         layer = Linear(matrix, None if bias is None else dense(bias), self._pads_rows[matrix.shape])
         return partial(linear, layer=layer)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return rms_norm(x, weight, eps)
-
-    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        return silu_mul(gate, up)
-
-    def rotary_write(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Tensor,
-        tables: tuple[Tensor, Tensor],
-        slot_mapping: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        filled: Tensor,
-    ) -> Tensor:
-        write_cache(slot_mapping, rotary(k, positions, tables), v, keys, values, filled)
-        return rotary(q, positions, tables)
-
-    def attention(
-        self, q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
-    ) -> Tensor:
-        return attention(q, keys, values, query_start_loc, seq_lens, page_table)
+    rms_norm = staticmethod(rms_norm)
+    silu_mul = staticmethod(silu_mul)
+    rotary_write = staticmethod(rotary_write)
+    attention = staticmethod(attention)
