@@ -3,70 +3,95 @@
 #include <cstddef>
 #include <cstdint>
 
-enum class WeightType : int { Q8_0 = 0, Q4_1 = 1, Q5_0 = 2, Q4_K = 3, Q6_K = 4 };
+enum class WeightType : int { Q8_0 = 0, Q4_1 = 1, Q5_0 = 2, Q4_K = 3, Q6_K = 4, F32 = 5, F16 = 6, BF16 = 7 };
 
-constexpr int kLanes = 16;  // output rows of a panel: one for each lane
-constexpr int kMaxRows = 64;
+constexpr int kLanes = 16;            // output rows of a panel: one for each lane
+constexpr int kMaxRows = 64;          // rows of x that share one reading of a panel
+constexpr int kAttentionChunk = 512;  // positions of a context that are summed up together
+constexpr int kMaxHeadDim = 512;
 
 struct BlockShape {
-  int weights;         // weights of a block along a row
-  int file_bytes;      // bytes of one row's block in a file
-  int panel_bytes;     // bytes of a block of all 16 rows, repacked
-  int sum_weights;     // activations for each sum that the block's offset needs: never fewer than 16
+  int weights;      // weights of a block along a row
+  int file_bytes;   // bytes of one row's block in a file
+  int panel_bytes;  // bytes of a block of all 16 rows, repacked
 };
 
 constexpr BlockShape block_shape(WeightType type) {
   switch (type) {
-    case WeightType::Q8_0: return {32, 34, kLanes * 34, 32};
-    case WeightType::Q4_1: return {32, 20, kLanes * 20, 32};
-    case WeightType::Q5_0: return {32, 22, kLanes * 22, 32};
-    case WeightType::Q4_K: return {256, 144, kLanes * 148, 32};
-    case WeightType::Q6_K: return {256, 210, kLanes * 210, 16};
+    case WeightType::Q8_0: return {32, 34, kLanes * 34};
+    case WeightType::Q4_1: return {32, 20, kLanes * 20};
+    case WeightType::Q5_0: return {32, 22, kLanes * 22};
+    case WeightType::Q4_K: return {256, 144, kLanes * 148};
+    case WeightType::Q6_K: return {256, 210, kLanes * 210};
+    case WeightType::F32: return {1, 4, kLanes * 4};
+    case WeightType::F16: return {1, 2, kLanes * 2};
+    case WeightType::BF16: return {1, 2, kLanes * 2};
   }
   return {};
 }
 
-// x as int8 with one scale for each block: codes int8 [num_rows, k], scales float [num_rows, k / block],
-// sums int16 [num_rows, k / sum_weights].
+// What a matrix product reads of x: the values, or int8 codes with one scale for each block. One block of all rows
+// stands before the next, as a panel meets them.
 struct Activations {
-  int8_t* codes;
-  float* scales;
-  int16_t* sums;
-  int64_t k;
+  int64_t num_rows, k;
+  int64_t block;             // 32 or 256, where there are codes
+  const float* values;       // [num_rows, k]
+  int8_t* codes;             // [k / block, num_rows, block]
+  float* scales;             // [k / block, num_rows]
+  int16_t *sums16, *sums32;  // [k / block, num_rows, block / 16 and block / 32]: sums of codes
 };
+
+struct Matrix {
+  WeightType type;
+  const uint8_t* packed;  // panel i starts at i · stride
+  int64_t stride, num_outputs;
+  const float* bias;  // [num_outputs], or null
+};
+
+// Weights are read once, in order, and asked for so many bytes ahead.
+constexpr int kPrefetchBytes = 3072;
 
 // One layer's cache and what of it each sequence holds; see ForwardBatch in model/batch.py.
 struct AttentionBatch {
-  const float* keys;  // [num_pages, page_size, num_kv_heads, head_dim], and so are values
-  const float* values;
-  const int32_t* query_start_loc;  // [num_seqs + 1]
-  const int32_t* seq_lens;         // [num_seqs]
-  const int32_t* page_table;       // [num_seqs, max_pages]
-  int64_t num_seqs, max_pages, page_size, num_heads, num_kv_heads, head_dim;
+  const uint16_t* keys;  // float16 [num_pages, page_size, num_kv_heads, head_dim], and so are values
+  const uint16_t* values;
+  const int32_t* page_table;  // [num_seqs, max_pages]
+  int64_t max_pages, page_size, num_heads, num_kv_heads, head_dim;
 };
 
 // Where new rows stand, and the layer's cache that takes their keys and values.
 struct RotaryBatch {
   const int32_t *positions, *slot_mapping;  // [num_rows]
   const float *cos, *sin;                   // [num_positions, head_dim / 2]
-  float *keys, *values;                     // [num_slots, num_kv_heads, head_dim]
+  uint16_t *keys, *values;                  // float16 [num_slots, num_kv_heads, head_dim]
   int32_t* filled;                          // [num_pages]: slots written of each page
   int64_t num_rows, page_size, num_heads, num_kv_heads, head_dim;
 };
 
 struct Kernels {
   const char* name;
-  void (*quantize)(const float* x, int64_t num_rows, WeightType type, const Activations& out);
+  // One row: x += delta where there is one, y = x / sqrt(mean(x²) + eps) · weight.
+  void (*add_rms_norm)(float* x, const float* delta, const float* weight, float eps, int64_t size, float* y);
+  // Fills in the blocks first … last - 1 of all rows, or of one.
+  void (*quantize)(const Activations& x, int64_t first_block, int64_t last_block, int64_t first_row, int64_t last_row);
   // y [num_rows, num_outputs]: the columns of panels first … last - 1 of the packed matrix, 16 each.
-  void (*linear)(WeightType type, const uint8_t* packed, int64_t first, int64_t last, const Activations& x,
-                 int64_t num_rows, float* y, int64_t num_outputs);
-  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t num_rows, int64_t size, float* y);
-  void (*silu_mul)(const float* gate, const float* up, int64_t num_rows, int64_t size, float* y);
-  void (*rotary_write)(const RotaryBatch& batch, const float* q, const float* k, const float* v, float* rotated_q);
-  // One query row and one key/value head: the query heads that share it. `scores` holds num_heads / num_kv_heads rows
-  // of at least seq_len, rounded up to 16.
-  void (*attention)(const AttentionBatch& batch, const float* q, int64_t sequence, int64_t row, int64_t kv_head,
-                    float* scores, float* y);
+  void (*linear)(const Matrix& matrix, int64_t first, int64_t last, const Activations& x, float* y);
+  // The same for silu(gate · x) · (up · x).
+  void (*gated_linear)(const Matrix& gate, const Matrix& up, int64_t first, int64_t last, const Activations& gate_x,
+                       const Activations& up_x, float* y);
+  // Rotates q [num_rows, num_heads, head_dim] and k in place, and writes k and v into the cache.
+  void (*rotary_write)(const RotaryBatch& batch, float* q, float* k, const float* v);
+  // The query heads q [num_heads / num_kv_heads, head_dim] of one row that share a key/value head, over one chunk of
+  // the context of a sequence. Per head: the largest score, the sum of exp(score - largest), and the sum of values so
+  // weighted [head_dim]. `scratch` holds the heads, filled up to lanes, and for each head kAttentionChunk + 16² floats.
+  void (*attention_chunk)(const AttentionBatch& batch, const float* q, int64_t sequence, int64_t kv_head, int64_t first,
+                          int64_t last, float* scratch, float* largest, float* sums, float* weighted);
+  // Puts the chunks of one head together, in their order: y [head_dim].
+  void (*attention_merge)(int64_t num_chunks, int64_t head_dim, const float* largest, const float* sums,
+                          const float* weighted, int64_t stride, float* y);
+  // The first of the largest values; -1 where there is a NaN or nothing above -infinity.
+  int64_t (*argmax)(const float* x, int64_t size);
+  float (*log_sum_exp)(const float* x, int64_t size);
 };
 
 extern const Kernels kPortable;
@@ -76,3 +101,5 @@ extern const Kernels kAvx2, kAvx512;
 
 // Rearranges file rows (all of one type, num_rows of k weights) into panels; rows beyond num_rows are zero.
 void pack_panel(WeightType type, const uint8_t* rows, int64_t num_rows, int64_t k, int64_t panel, uint8_t* out);
+// One file row as float32 [k].
+void dequantize_row(WeightType type, const uint8_t* row, int64_t k, float* out);

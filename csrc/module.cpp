@@ -6,8 +6,19 @@
 #include <sys/mman.h>
 #endif
 
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#if defined(PILOTFISH_X86)
+#include <xmmintrin.h>
+#else
+#include <cfenv>
+#endif
+
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -83,103 +94,368 @@ T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
+// The kernels round to nearest and keep subnormal numbers, whatever the calling thread has set for itself: its workers
+// would not know of it.
+class FloatMode {
+ public:
+#if defined(PILOTFISH_X86)
+  FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~FloatMode() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#else
+  FloatMode() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~FloatMode() { std::fesetenv(&saved_); }
+
+ private:
+  std::fenv_t saved_;
+#endif
+};
+
+struct Worker {
+  int index, count;
+};
+
+Worker worker() {
+#if defined(_OPENMP)
+  return {omp_get_thread_num(), omp_get_num_threads()};
+#else
+  return {0, 1};
+#endif
+}
+
+// Memory that a thread keeps from call to call, so that a forward allocates nothing large.
+template <class T>
+T* scratch(std::vector<T>& memory, int64_t size) {
+  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  return memory.data();
+}
+
 // Waking a team costs some microseconds, and much more on a busy machine: below this many products one thread is
 // quicker. How many threads share the work never changes a result.
 int team_size(int64_t num_products, int threads) { return num_products < 1 << 17 ? 1 : threads; }
 
-int64_t num_panels(int64_t num_outputs) { return (num_outputs + kLanes - 1) / kLanes; }
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-size_t packed_bytes(int type, int64_t num_outputs, int64_t k) {
-  const BlockShape shape = block_shape(static_cast<WeightType>(type));
-  return static_cast<size_t>(num_panels(num_outputs)) * (k / shape.weights) * shape.panel_bytes;
-}
+// The kernels of one instruction set, run by a number of threads.
+struct Variant {
+  const Kernels* kernels;
+  int threads;
 
-void pack(int type, uintptr_t rows, int64_t num_outputs, int64_t k, uintptr_t out, int threads) {
-  const int64_t panels = num_panels(num_outputs);
-  const size_t panel_bytes = packed_bytes(type, kLanes, k);
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t panel = 0; panel < panels; panel++) {
-    pack_panel(static_cast<WeightType>(type), pointer<const uint8_t>(rows), num_outputs, k, panel,
-               pointer<uint8_t>(out) + panel * panel_bytes);
+  Variant(const std::string& isa, int threads_) : kernels(&find(isa)), threads(threads_) {}
+
+  void rotary_write(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t positions, uintptr_t slot_mapping, uintptr_t cos,
+                    uintptr_t sin, uintptr_t keys, uintptr_t values, uintptr_t filled, int64_t num_rows,
+                    int64_t page_size, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) const {
+    const FloatMode mode;
+    const RotaryBatch batch = {pointer<const int32_t>(positions),
+                               pointer<const int32_t>(slot_mapping),
+                               pointer<const float>(cos),
+                               pointer<const float>(sin),
+                               pointer<uint16_t>(keys),
+                               pointer<uint16_t>(values),
+                               pointer<int32_t>(filled),
+                               num_rows,
+                               page_size,
+                               num_heads,
+                               num_kv_heads,
+                               head_dim};
+    kernels->rotary_write(batch, pointer<float>(q), pointer<float>(k), pointer<const float>(v));
   }
-}
 
-void linear(const std::string& isa, int type, uintptr_t packed, int64_t num_outputs, int64_t k, uintptr_t x,
-            int64_t num_rows, uintptr_t codes, uintptr_t scales, uintptr_t sums, uintptr_t y, int threads) {
-  const Kernels& kernels = find(isa);
-  const WeightType weight_type = static_cast<WeightType>(type);
-  const Activations activations = {pointer<int8_t>(codes), pointer<float>(scales), pointer<int16_t>(sums), k};
-  kernels.quantize(pointer<const float>(x), num_rows, weight_type, activations);
-  const int64_t panels = num_panels(num_outputs);
-  const int team = team_size(num_outputs * k * num_rows, threads);
-#pragma omp parallel for schedule(static) num_threads(team)
-  for (int part = 0; part < team; part++) {
-    kernels.linear(weight_type, pointer<const uint8_t>(packed), panels * part / team, panels * (part + 1) / team,
-                   activations, num_rows, pointer<float>(y), num_outputs);
+  void attention(uintptr_t q, uintptr_t keys, uintptr_t values, uintptr_t query_start_loc, uintptr_t seq_lens,
+                 uintptr_t page_table, int64_t num_seqs, int64_t max_pages, int64_t page_size, int64_t num_heads,
+                 int64_t num_kv_heads, int64_t head_dim, uintptr_t y) const;
+
+  // [num_rows, size] to [num_rows].
+  std::vector<int64_t> argmax(uintptr_t x, int64_t num_rows, int64_t size) const {
+    std::vector<int64_t> best(num_rows);
+#pragma omp parallel for schedule(static) num_threads(std::min<int64_t>(threads, num_rows))
+    for (int64_t row = 0; row < num_rows; row++) {
+      const FloatMode mode;
+      best[row] = kernels->argmax(pointer<const float>(x) + row * size, size);
+    }
+    return best;
   }
-}
 
-void rms_norm(const std::string& isa, uintptr_t x, uintptr_t weight, float eps, int64_t num_rows, int64_t size,
-              uintptr_t y) {
-  find(isa).rms_norm(pointer<const float>(x), pointer<const float>(weight), eps, num_rows, size, pointer<float>(y));
-}
+  void log_sum_exp(uintptr_t x, int64_t num_rows, int64_t size, uintptr_t y) const {
+#pragma omp parallel for schedule(static) num_threads(std::min<int64_t>(threads, num_rows))
+    for (int64_t row = 0; row < num_rows; row++) {
+      const FloatMode mode;
+      pointer<float>(y)[row] = kernels->log_sum_exp(pointer<const float>(x) + row * size, size);
+    }
+  }
+};
 
-void silu_mul(const std::string& isa, uintptr_t gate, uintptr_t up, int64_t num_rows, int64_t size, uintptr_t y) {
-  find(isa).silu_mul(pointer<const float>(gate), pointer<const float>(up), num_rows, size, pointer<float>(y));
-}
-
-void rotary_write(const std::string& isa, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t positions,
-                  uintptr_t slot_mapping, uintptr_t cos, uintptr_t sin, uintptr_t keys, uintptr_t values,
-                  uintptr_t filled, int64_t num_rows, int64_t page_size, int64_t num_heads, int64_t num_kv_heads,
-                  int64_t head_dim, uintptr_t rotated_q) {
-  const RotaryBatch batch = {pointer<const int32_t>(positions),
-                             pointer<const int32_t>(slot_mapping),
-                             pointer<const float>(cos),
-                             pointer<const float>(sin),
-                             pointer<float>(keys),
-                             pointer<float>(values),
-                             pointer<int32_t>(filled),
-                             num_rows,
-                             page_size,
-                             num_heads,
-                             num_kv_heads,
-                             head_dim};
-  find(isa).rotary_write(batch, pointer<const float>(q), pointer<const float>(k), pointer<const float>(v),
-                         pointer<float>(rotated_q));
-}
-
-void attention(const std::string& isa, uintptr_t q, uintptr_t keys, uintptr_t values, uintptr_t query_start_loc,
-               uintptr_t seq_lens, uintptr_t page_table, int64_t num_seqs, int64_t max_pages, int64_t page_size,
-               int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, uintptr_t y, int threads) {
-  const Kernels& kernels = find(isa);
-  const AttentionBatch batch = {pointer<const float>(keys),
-                                pointer<const float>(values),
-                                pointer<const int32_t>(query_start_loc),
-                                pointer<const int32_t>(seq_lens),
+void Variant::attention(uintptr_t q, uintptr_t keys, uintptr_t values, uintptr_t query_start_loc, uintptr_t seq_lens,
+                        uintptr_t page_table, int64_t num_seqs, int64_t max_pages, int64_t page_size,
+                        int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, uintptr_t y) const {
+  const AttentionBatch batch = {pointer<const uint16_t>(keys),
+                                pointer<const uint16_t>(values),
                                 pointer<const int32_t>(page_table),
-                                num_seqs,
                                 max_pages,
                                 page_size,
                                 num_heads,
                                 num_kv_heads,
                                 head_dim};
+  struct Row {
+    int64_t sequence, length;  // what it sees of its sequence, itself included
+  };
+  std::vector<Row> rows;
+  const int32_t *starts = pointer<const int32_t>(query_start_loc), *lengths = pointer<const int32_t>(seq_lens);
   int64_t longest = 0;
-  std::vector<int64_t> sequence_of;
   for (int64_t s = 0; s < num_seqs; s++) {
-    longest = std::max<int64_t>(longest, batch.seq_lens[s]);
-    sequence_of.insert(sequence_of.end(), batch.query_start_loc[s + 1] - batch.query_start_loc[s], s);
+    longest = std::max<int64_t>(longest, lengths[s]);
+    for (int64_t row = starts[s]; row < starts[s + 1]; row++) rows.push_back({s, lengths[s] - (starts[s + 1] - row) + 1});
   }
-  const int64_t num_tasks = static_cast<int64_t>(sequence_of.size()) * num_kv_heads;
-  const int64_t scores_size = (longest + kLanes - 1) / kLanes * kLanes * (num_heads / num_kv_heads);
-#pragma omp parallel num_threads(team_size(num_tasks * scores_size * head_dim, threads))
-  {
-    std::vector<float> scores(scores_size);
+  const int64_t num_rows = static_cast<int64_t>(rows.size()), group = num_heads / num_kv_heads;
+  const int64_t max_chunks = ceil_div(longest, kAttentionChunk);
+  // As many rows at once as have room for what their chunks give in 16 MB.
+  const int64_t at_once = std::max<int64_t>(1, (1 << 22) / std::max<int64_t>(1, max_chunks * num_heads * (head_dim + 2)));
+  const int64_t results = std::min(at_once, num_rows) * max_chunks * num_heads;
+  thread_local std::vector<float> memory;
+  float *largest = scratch(memory, results * (head_dim + 2)), *sums = largest + results, *weighted = sums + results;
+  const int team = team_size(num_rows * num_heads * longest * head_dim, threads);
+
+  for (int64_t first = 0; first < num_rows; first += at_once) {
+    const int64_t count = std::min(at_once, num_rows - first);
+#pragma omp parallel num_threads(team)
+    {
+      const FloatMode mode;
+      thread_local std::vector<float> own_memory;
+      float* own = scratch(own_memory, group * (ceil_div(head_dim, kLanes) * kLanes + kAttentionChunk + kLanes * kLanes));
+#pragma omp for schedule(dynamic)
+      for (int64_t task = 0; task < count * num_kv_heads * max_chunks; task++) {
+        const int64_t index = task / (num_kv_heads * max_chunks), chunk = task / num_kv_heads % max_chunks;
+        const int64_t row = first + index, head = task % num_kv_heads * group, start = chunk * kAttentionChunk;
+        if (start >= rows[row].length) continue;
+        const int64_t result = (index * max_chunks + chunk) * num_heads + head;
+        kernels->attention_chunk(batch, pointer<const float>(q) + (row * num_heads + head) * head_dim, rows[row].sequence,
+                                 task % num_kv_heads, start,
+                                 std::min<int64_t>(start + kAttentionChunk, rows[row].length), own, largest + result,
+                                 sums + result, weighted + result * head_dim);
+      }
 #pragma omp for schedule(static)
-    for (int64_t task = 0; task < num_tasks; task++) {
-      const int64_t row = task / num_kv_heads;
-      kernels.attention(batch, pointer<const float>(q), sequence_of[row], row, task % num_kv_heads, scores.data(),
-                        pointer<float>(y));
+      for (int64_t task = 0; task < count * num_heads; task++) {
+        const int64_t row = first + task / num_heads, result = task / num_heads * max_chunks * num_heads + task % num_heads;
+        kernels->attention_merge(ceil_div(rows[row].length, kAttentionChunk), head_dim, largest + result, sums + result,
+                                 weighted + result * head_dim, num_heads,
+                                 pointer<float>(y) + (first * num_heads + task) * head_dim);
+      }
     }
+  }
+}
+
+// The units of work of one worker. It takes from the front; a worker that has nothing left takes from the back of
+// another's, so that a core that is slower, or busy with something else, does not keep the rest waiting.
+class Share {
+ public:
+  void set(int64_t first, int64_t last) { range_.store(pack(first, last), std::memory_order_relaxed); }
+
+  // Up to `count` units as [first, last), or nothing.
+  bool take(int64_t count, bool from_back, int64_t* first, int64_t* last) {
+    uint64_t range = range_.load(std::memory_order_relaxed);
+    for (;;) {
+      const int64_t begin = static_cast<int64_t>(range >> 32), end = static_cast<int64_t>(range & 0xffffffff);
+      if (begin >= end) return false;
+      count = std::min(count, end - begin);
+      *first = from_back ? end - count : begin;
+      *last = *first + count;
+      const uint64_t rest = from_back ? pack(begin, *first) : pack(*last, end);
+      if (range_.compare_exchange_weak(range, rest, std::memory_order_relaxed)) return true;
+    }
+  }
+
+ private:
+  static uint64_t pack(int64_t first, int64_t last) {
+    return static_cast<uint64_t>(first) << 32 | static_cast<uint64_t>(last);
+  }
+
+  alignas(64) std::atomic<uint64_t> range_{0};
+};
+
+// Matrices that read the same rows: packed weights of their own, and what happens to the rows before and after.
+class LinearLayer {
+ public:
+  // norm: float [k], or 0: then rows are used as they come. gated: two matrices, gate and up, give silu(gate) · up.
+  LinearLayer(const Variant& variant, int64_t k, uintptr_t norm, float eps, bool gated)
+      : variant_(variant), k_(k), eps_(eps), gated_(gated) {
+    if (norm != 0) norm_.assign(pointer<const float>(norm), pointer<const float>(norm) + k);
+  }
+  LinearLayer(const LinearLayer&) = delete;
+  LinearLayer& operator=(const LinearLayer&) = delete;
+
+  // A file's rows of num_outputs × k weights; bias: float [num_outputs], or 0.
+  void add(int type, uintptr_t rows, int64_t num_outputs, uintptr_t bias) {
+    Part part;
+    part.type = static_cast<WeightType>(type);
+    part.rows = pointer<const uint8_t>(rows);
+    part.num_outputs = num_outputs;
+    const BlockShape shape = block_shape(part.type);
+    part.panel_bytes = k_ / shape.weights * shape.panel_bytes;
+    if (bias != 0) part.bias.assign(pointer<const float>(bias), pointer<const float>(bias) + num_outputs);
+    uses_32_ = uses_32_ || shape.weights == 32;
+    uses_256_ = uses_256_ || shape.weights == 256;
+    num_bytes_ += part.panels() * part.panel_bytes;
+    parts_.push_back(std::move(part));
+  }
+
+  // Repacks what was added; the file's rows are not needed afterwards. Gate and up lie panel by panel beside each
+  // other: the order in which they are read.
+  void pack() {
+    packed_ = std::make_unique<Buffer>(num_bytes_ + kReadAhead);
+    int64_t start = 0;
+    for (Part& part : parts_) {
+      part.start = start;
+      part.stride = gated_ ? parts_[0].panel_bytes + parts_[1].panel_bytes : part.panel_bytes;
+      start += gated_ ? part.panel_bytes : part.panels() * part.panel_bytes;
+#pragma omp parallel for schedule(static) num_threads(variant_.threads)
+      for (int64_t panel = 0; panel < part.panels(); panel++) {
+        pack_panel(part.type, part.rows, part.num_outputs, k_, panel, address(part, panel));
+      }
+    }
+  }
+
+  int64_t num_bytes() const { return num_bytes_; }
+
+  // x [num_rows, k]; with a norm x becomes x + delta, where there is a delta. One output for each matrix, or for a
+  // gated pair.
+  void run(uintptr_t x, uintptr_t delta, int64_t num_rows, const std::vector<uintptr_t>& outputs) const {
+    if (num_rows == 0) return;
+    thread_local std::vector<float> floats;
+    thread_local std::vector<int8_t> codes;
+    thread_local std::vector<int16_t> sums;
+    const int64_t size = num_rows * k_, blocks_32 = size / 32, blocks_256 = size / 256;
+    float* values = scratch(floats, size + blocks_32 + blocks_256);
+    int8_t* code = scratch(codes, 2 * size);
+    int16_t* sum = scratch(sums, 6 * blocks_32);
+    const float* rows = norm_.empty() ? pointer<const float>(x) : values;
+    const Activations with_32 = {num_rows, k_, 32, rows, code, values + size, sum, sum + 2 * blocks_32};
+    const Activations with_256 = {
+        num_rows, k_, 256, rows, code + size, values + size + blocks_32, sum + 3 * blocks_32, sum + 5 * blocks_32};
+
+    const int team = team_size(num_rows * num_bytes_, variant_.threads);
+    thread_local std::vector<Share> shares;
+    if (shares.size() < static_cast<size_t>(team)) shares = std::vector<Share>(team);
+    Share* share = shares.data();
+#pragma omp parallel num_threads(team)
+    {
+      const FloatMode mode;
+      const Worker self = worker();
+      share[self.index].set(num_units() * self.index / self.count, num_units() * (self.index + 1) / self.count);
+      prefetch(self);
+      prepare(self, pointer<float>(x), pointer<const float>(delta), values, with_32, with_256);
+#pragma omp barrier
+      for (int other = 0; other < self.count; other++) {
+        int64_t first, last;
+        while (share[(self.index + other) % self.count].take(units_at_once(), other != 0, &first, &last)) {
+          multiply(first, last, with_32, with_256, outputs);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kReadAhead = 8192;  // the kernels ask for bytes somewhat beyond a matrix
+
+  struct Part {
+    WeightType type;
+    const uint8_t* rows;
+    int64_t num_outputs, panel_bytes;
+    int64_t start = 0, stride = 0;  // where the panels lie
+    std::vector<float> bias;
+
+    int64_t panels() const { return ceil_div(num_outputs, kLanes); }
+  };
+
+  uint8_t* address(const Part& part, int64_t panel) const {
+    return pointer<uint8_t>(packed_->address()) + part.start + panel * part.stride;
+  }
+
+  Matrix matrix(const Part& part) const {
+    return {part.type, address(part, 0), part.stride, part.num_outputs, part.bias.empty() ? nullptr : part.bias.data()};
+  }
+
+  // A unit of work is one panel of a matrix, or of a gated pair.
+  int64_t num_units() const {
+    if (gated_) return parts_[0].panels();
+    int64_t count = 0;
+    for (const Part& part : parts_) count += part.panels();
+    return count;
+  }
+
+  int64_t units_at_once() const { return std::max<int64_t>(1, (1 << 17) / (num_bytes_ / num_units())); }
+
+  // A worker's first lines are on their way while it prepares the rows.
+  void prefetch(Worker self) const {
+    const uint8_t* p = pointer<const uint8_t>(packed_->address()) + num_bytes_ * self.index / self.count;
+    for (int i = 0; i < kPrefetchBytes; i += 64) __builtin_prefetch(p + i, 0, 0);
+  }
+
+  void prepare(Worker self, float* x, const float* delta, float* values, const Activations& with_32,
+               const Activations& with_256) const {
+    const int64_t num_rows = with_32.num_rows;
+    auto quantize = [&](int64_t part, int64_t num_parts, int64_t first_row, int64_t last_row) {
+      for (const Activations* each : {&with_32, &with_256}) {
+        if (each == &with_32 ? !uses_32_ : !uses_256_) continue;
+        const int64_t blocks = k_ / each->block;
+        variant_.kernels->quantize(*each, blocks * part / num_parts, blocks * (part + 1) / num_parts, first_row,
+                                   last_row);
+      }
+    };
+    if (norm_.empty()) return quantize(self.index, self.count, 0, num_rows);
+    for (int64_t row = self.index; row < num_rows; row += self.count) {
+      variant_.kernels->add_rms_norm(x + row * k_, delta == nullptr ? nullptr : delta + row * k_, norm_.data(), eps_, k_,
+                                     values + row * k_);
+      quantize(0, 1, row, row + 1);
+    }
+  }
+
+  void multiply(int64_t first, int64_t last, const Activations& with_32, const Activations& with_256,
+                const std::vector<uintptr_t>& outputs) const {
+    auto input = [&](const Part& part) -> const Activations& {
+      return block_shape(part.type).weights == 256 ? with_256 : with_32;
+    };
+    if (gated_) {
+      variant_.kernels->gated_linear(matrix(parts_[0]), matrix(parts_[1]), first, last, input(parts_[0]),
+                                     input(parts_[1]), pointer<float>(outputs[0]));
+      return;
+    }
+    int64_t start = 0;  // units of the parts before
+    for (size_t i = 0; i < parts_.size(); i++) {
+      const Part& part = parts_[i];
+      const int64_t from = std::max(first, start), to = std::min(last, start + part.panels());
+      if (from < to) {
+        variant_.kernels->linear(matrix(part), from - start, to - start, input(part), pointer<float>(outputs[i]));
+      }
+      start += part.panels();
+    }
+  }
+
+  Variant variant_;
+  int64_t k_, num_bytes_ = 0;
+  std::vector<float> norm_;
+  float eps_;
+  bool gated_, uses_32_ = false, uses_256_ = false;
+  std::vector<Part> parts_;
+  std::unique_ptr<Buffer> packed_;
+};
+
+// Rows of a file's matrix as float: y [num_ids, k]. Throws for an id beyond num_rows.
+void embedding(int type, uintptr_t rows, int64_t num_rows, int64_t k, uintptr_t ids, int64_t num_ids, uintptr_t y) {
+  const WeightType weight_type = static_cast<WeightType>(type);
+  const BlockShape shape = block_shape(weight_type);
+  const int64_t row_bytes = k / shape.weights * shape.file_bytes;
+  for (int64_t i = 0; i < num_ids; i++) {
+    const int32_t id = pointer<const int32_t>(ids)[i];
+    if (id < 0 || id >= num_rows) {
+      throw std::out_of_range("embedding: there is no row " + std::to_string(id) + " among " + std::to_string(num_rows));
+    }
+    dequantize_row(weight_type, pointer<const uint8_t>(rows) + id * row_bytes, k, pointer<float>(y) + i * k);
   }
 }
 
@@ -192,27 +468,34 @@ std::vector<std::string> instruction_sets() {
 }  // namespace
 
 NB_MODULE(_kernels, m) {
+  nb::set_leak_warnings(false);  // what Python's caches hold to the end is no leak
+  const auto free_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Buffer>(m, "Buffer")
       .def(nb::init<size_t>(), nb::arg("size"))
       .def_prop_ro("address", &Buffer::address)
       .def_prop_ro("size", &Buffer::size);
+  nb::class_<Variant>(m, "Variant")
+      .def(nb::init<const std::string&, int>(), nb::arg("isa"), nb::arg("threads"))
+      .def("rotary_write", &Variant::rotary_write, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("positions"),
+           nb::arg("slot_mapping"), nb::arg("cos"), nb::arg("sin"), nb::arg("keys"), nb::arg("values"),
+           nb::arg("filled"), nb::arg("num_rows"), nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"),
+           nb::arg("head_dim"), free_gil)
+      .def("attention", &Variant::attention, nb::arg("q"), nb::arg("keys"), nb::arg("values"),
+           nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("page_table"), nb::arg("num_seqs"),
+           nb::arg("max_pages"), nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"),
+           nb::arg("head_dim"), nb::arg("y"), free_gil)
+      .def("argmax", &Variant::argmax, nb::arg("x"), nb::arg("num_rows"), nb::arg("size"), free_gil)
+      .def("log_sum_exp", &Variant::log_sum_exp, nb::arg("x"), nb::arg("num_rows"), nb::arg("size"), nb::arg("y"),
+           free_gil);
+  nb::class_<LinearLayer>(m, "LinearLayer")
+      .def(nb::init<const Variant&, int64_t, uintptr_t, float, bool>(), nb::arg("variant"), nb::arg("k"),
+           nb::arg("norm"), nb::arg("eps"), nb::arg("gated"))
+      .def("add", &LinearLayer::add, nb::arg("type"), nb::arg("rows"), nb::arg("num_outputs"), nb::arg("bias"),
+           free_gil)
+      .def("pack", &LinearLayer::pack, free_gil)
+      .def("run", &LinearLayer::run, nb::arg("x"), nb::arg("delta"), nb::arg("num_rows"), nb::arg("outputs"), free_gil)
+      .def_prop_ro("num_bytes", &LinearLayer::num_bytes);
+  m.def("embedding", &embedding, nb::arg("type"), nb::arg("rows"), nb::arg("num_rows"), nb::arg("k"), nb::arg("ids"),
+        nb::arg("num_ids"), nb::arg("y"), free_gil);
   m.def("instruction_sets", &instruction_sets);
-  m.def("packed_bytes", &packed_bytes, nb::arg("type"), nb::arg("num_outputs"), nb::arg("k"));
-  m.def("pack", &pack, nb::arg("type"), nb::arg("rows"), nb::arg("num_outputs"), nb::arg("k"), nb::arg("out"),
-        nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
-  m.def("linear", &linear, nb::arg("isa"), nb::arg("type"), nb::arg("packed"), nb::arg("num_outputs"), nb::arg("k"),
-        nb::arg("x"), nb::arg("num_rows"), nb::arg("codes"), nb::arg("scales"), nb::arg("sums"), nb::arg("y"),
-        nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
-  m.def("rms_norm", &rms_norm, nb::arg("isa"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("num_rows"),
-        nb::arg("size"), nb::arg("y"), nb::call_guard<nb::gil_scoped_release>());
-  m.def("silu_mul", &silu_mul, nb::arg("isa"), nb::arg("gate"), nb::arg("up"), nb::arg("num_rows"), nb::arg("size"),
-        nb::arg("y"), nb::call_guard<nb::gil_scoped_release>());
-  m.def("rotary_write", &rotary_write, nb::arg("isa"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("positions"),
-        nb::arg("slot_mapping"), nb::arg("cos"), nb::arg("sin"), nb::arg("keys"), nb::arg("values"), nb::arg("filled"),
-        nb::arg("num_rows"), nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
-        nb::arg("rotated_q"), nb::call_guard<nb::gil_scoped_release>());
-  m.def("attention", &attention, nb::arg("isa"), nb::arg("q"), nb::arg("keys"), nb::arg("values"),
-        nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("page_table"), nb::arg("num_seqs"),
-        nb::arg("max_pages"), nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
-        nb::arg("y"), nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
 }

@@ -1,4 +1,5 @@
-// From a file's rows to panels of 16: the same bits, in the order in which the kernels read them.
+// From a file's rows to panels of 16 (the same bits, in the order in which the kernels read them), or to float32.
+#include <cmath>
 #include <cstring>
 
 #include "kernels.h"
@@ -17,6 +18,35 @@ void read_nibbles(const uint8_t* q, uint8_t* codes, int half) {
     codes[i] = q[i] & 15;
     codes[half + i] = q[i] >> 4;
   }
+}
+
+float half_to_float(const uint8_t* p) {
+  uint16_t half;
+  std::memcpy(&half, p, 2);
+  const int exponent = (half >> 10) & 31, fraction = half & 1023;
+  float value;
+  if (exponent == 31) {
+    value = fraction ? __builtin_nanf("") : __builtin_inff();
+  } else {
+    value = exponent ? std::ldexp(static_cast<float>(fraction | 1024), exponent - 25)
+                     : std::ldexp(static_cast<float>(fraction), -24);
+  }
+  return half >> 15 ? -value : value;
+}
+
+float read_float(WeightType type, const uint8_t* p) {
+  if (type == WeightType::F16) return half_to_float(p);
+  uint32_t bits = 0;
+  if (type == WeightType::F32) {
+    std::memcpy(&bits, p, 4);
+  } else {  // bfloat16 is the upper half of float32
+    uint16_t upper;
+    std::memcpy(&upper, p, 2);
+    bits = static_cast<uint32_t>(upper) << 16;
+  }
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
 }
 
 Block read_block(WeightType type, const uint8_t* p) {
@@ -60,6 +90,9 @@ Block read_block(WeightType type, const uint8_t* p) {
         }
       }
       break;
+    case WeightType::F32:
+    case WeightType::F16:
+    case WeightType::BF16: break;  // no codes
   }
   return b;
 }
@@ -101,28 +134,58 @@ void put_lane(WeightType type, const Block& b, int lane, uint8_t* out) {
       break;
     case WeightType::Q6_K:
       for (int j = 0; j < 16; j++) {
-        uint8_t* sub = out + 32 + 208 * j;
+        uint8_t *pair = out + 32 + 416 * (j / 2), *lines = pair + 32 + 192 * (j % 2) + 4 * lane;
         const uint8_t* codes = b.codes + 16 * j;
-        sub[lane] = b.scales[j];
+        pair[2 * lane + j % 2] = b.scales[j];
         for (int t = 0; t < 4; t++) {
-          sub[16 + 4 * lane + t] = static_cast<uint8_t>((codes[t] & 15) | ((codes[4 + t] & 15) << 4));
-          sub[80 + 4 * lane + t] = static_cast<uint8_t>((codes[8 + t] & 15) | ((codes[12 + t] & 15) << 4));
-          sub[144 + 4 * lane + t] = static_cast<uint8_t>((codes[t] >> 4) | ((codes[4 + t] >> 4) << 2) |
-                                                         ((codes[8 + t] >> 4) << 4) | ((codes[12 + t] >> 4) << 6));
+          lines[t] = static_cast<uint8_t>((codes[t] & 15) | ((codes[4 + t] & 15) << 4));
+          lines[64 + t] = static_cast<uint8_t>((codes[8 + t] & 15) | ((codes[12 + t] & 15) << 4));
+          lines[128 + t] = static_cast<uint8_t>((codes[t] >> 4) | ((codes[4 + t] >> 4) << 2) |
+                                                ((codes[8 + t] >> 4) << 4) | ((codes[12 + t] >> 4) << 6));
         }
       }
       break;
+    case WeightType::F32:
+    case WeightType::F16:
+    case WeightType::BF16: break;  // pack_panel copies these
   }
 }
 
 }  // namespace
 
+void dequantize_row(WeightType type, const uint8_t* row, int64_t k, float* out) {
+  const BlockShape shape = block_shape(type);
+  for (int64_t start = 0; start < k; start += shape.weights, row += shape.file_bytes, out += shape.weights) {
+    if (shape.weights == 1) {
+      *out = read_float(type, row);
+      continue;
+    }
+    const Block b = read_block(type, row);
+    const float d = half_to_float(b.d), minimum = half_to_float(b.minimum);
+    for (int i = 0; i < shape.weights; i++) {
+      const float code = b.codes[i];
+      switch (type) {
+        case WeightType::Q8_0: out[i] = d * (code - 128.0f); break;
+        case WeightType::Q4_1: out[i] = d * code + minimum; break;
+        case WeightType::Q5_0: out[i] = d * (code - 16.0f); break;
+        case WeightType::Q4_K: out[i] = d * b.scales[i / 32] * code - minimum * b.minima[i / 32]; break;
+        default: out[i] = d * static_cast<int8_t>(b.scales[i / 16]) * (code - 32.0f);
+      }
+    }
+  }
+}
+
 void pack_panel(WeightType type, const uint8_t* rows, int64_t num_rows, int64_t k, int64_t panel, uint8_t* out) {
   const BlockShape shape = block_shape(type);
   const int64_t num_blocks = k / shape.weights, row_bytes = num_blocks * shape.file_bytes;
+  const bool is_float = shape.weights == 1;
   for (int lane = 0; lane < kLanes && panel * kLanes + lane < num_rows; lane++) {
     const uint8_t* row = rows + (panel * kLanes + lane) * row_bytes;
-    for (int64_t block = 0; block < num_blocks; block++) {
+    for (int64_t block = 0; block < num_blocks && is_float; block++) {
+      std::memcpy(out + block * shape.panel_bytes + lane * shape.file_bytes, row + block * shape.file_bytes,
+                  shape.file_bytes);
+    }
+    for (int64_t block = 0; block < num_blocks && !is_float; block++) {
       put_lane(type, read_block(type, row + block * shape.file_bytes), lane, out + block * shape.panel_bytes);
     }
   }

@@ -7,6 +7,8 @@
 
 namespace {
 
+constexpr int kTileRows = 4;
+
 struct f32x16 {
   __m256 lo, hi;
 };
@@ -48,6 +50,28 @@ inline f32x16 to_f32(i32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi
 inline f32x16 f32_load_f16(const uint8_t* p) {
   return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 16))};
 }
+inline __m256 widen_bf16(__m128i a) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(a), 16));
+}
+inline f32x16 f32_load_bf16(const uint8_t* p) { return {widen_bf16(load128(p)), widen_bf16(load128(p + 16))}; }
+inline void f16_store(uint8_t* p, f32x16 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
+}
+inline __m256 quarters_added(f32x16 a, f32x16 b) {
+  const __m256 first = _mm256_add_ps(a.lo, a.hi), second = _mm256_add_ps(b.lo, b.hi);
+  return _mm256_add_ps(_mm256_permute2f128_ps(first, second, 0x20), _mm256_permute2f128_ps(first, second, 0x31));
+}
+inline __m256 pairs_added(__m256 a, __m256 b) {
+  return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+}
+inline __m256 fold_eight(const f32x16* a) {
+  const __m256 low = pairs_added(quarters_added(a[0], a[4]), quarters_added(a[1], a[5]));
+  const __m256 high = pairs_added(quarters_added(a[2], a[6]), quarters_added(a[3], a[7]));
+  return _mm256_add_ps(_mm256_shuffle_ps(low, high, 0x88), _mm256_shuffle_ps(low, high, 0xdd));
+}
+inline f32x16 fold_sums(const f32x16* a) { return {fold_eight(a), fold_eight(a + 8)}; }
+
 inline i32x16 round_to_i32(f32x16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
 
 inline i32x16 i32_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
@@ -75,8 +99,16 @@ inline i32x16 i32_load_u8(const uint8_t* p) {
 inline i32x16 pairs_load_u8(const uint8_t* p) {
   return {_mm256_cvtepu8_epi16(load128(p)), _mm256_cvtepu8_epi16(load128(p + 16))};
 }
-inline i32x16 dot_pairs(i32x16 acc, i32x16 a, int32_t b) {
-  const __m256i pair = _mm256_set1_epi32(b);
+inline i32x16 pairs_load_i8(const uint8_t* p) {
+  return {_mm256_cvtepi8_epi16(load128(p)), _mm256_cvtepi8_epi16(load128(p + 16))};
+}
+inline __m256i first_of_pairs(__m256i a) { return _mm256_srai_epi32(_mm256_slli_epi32(a, 16), 16); }
+inline i32x16 first_of_pairs(i32x16 a) { return {first_of_pairs(a.lo), first_of_pairs(a.hi)}; }
+inline i32x16 second_of_pairs(i32x16 a) { return {_mm256_srai_epi32(a.lo, 16), _mm256_srai_epi32(a.hi, 16)}; }
+inline i32x16 dot_pairs(i32x16 acc, i32x16 a, const int16_t* x) {
+  int32_t two;
+  std::memcpy(&two, x, 4);
+  const __m256i pair = _mm256_set1_epi32(two);
   return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(a.lo, pair)),
           _mm256_add_epi32(acc.hi, _mm256_madd_epi16(a.hi, pair))};
 }

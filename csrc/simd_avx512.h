@@ -8,6 +8,8 @@
 
 namespace {
 
+constexpr int kTileRows = 8;
+
 struct f32x16 {
   __m512 v;
 };
@@ -36,6 +38,29 @@ inline f32x16 f32_load_f16(const uint8_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 
+inline f32x16 f32_load_bf16(const uint8_t* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+inline void f16_store(uint8_t* p, f32x16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline __m512 halves_added(f32x16 a, f32x16 b) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a.v, b.v, 0x44), _mm512_shuffle_f32x4(a.v, b.v, 0xee));
+}
+inline __m512 pairs_added(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+}
+inline f32x16 fold_sums(const f32x16* a) {
+  __m512 four[4];
+  for (int i = 0; i < 4; i++) {
+    const __m512 low = halves_added(a[i], a[i + 4]), high = halves_added(a[i + 8], a[i + 12]);
+    four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+  }
+  const __m512 low = pairs_added(four[0], four[1]), high = pairs_added(four[2], four[3]);
+  return {_mm512_add_ps(_mm512_shuffle_ps(low, high, 0x88), _mm512_shuffle_ps(low, high, 0xdd))};
+}
+
 inline i32x16 round_to_i32(f32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 inline i32x16 i32_zero() { return {_mm512_setzero_si512()}; }
 inline i32x16 i32_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
@@ -53,13 +78,18 @@ inline f32x16 times_power_of_two(f32x16 a, i32x16 n) {
 inline void i8_store(int8_t* p, i32x16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }
-// 16 pairs of u8 widened to 16 pairs of i16.
 inline i32x16 pairs_load_u8(const uint8_t* p) {
   return {_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-// acc[lane] += a[lane].lo * b.lo + a[lane].hi * b.hi over i16 pairs; b is one pair for all lanes.
-inline i32x16 dot_pairs(i32x16 acc, i32x16 a, int32_t b) {
-  return {_mm512_dpwssd_epi32(acc.v, a.v, _mm512_set1_epi32(b))};
+inline i32x16 pairs_load_i8(const uint8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline i32x16 first_of_pairs(i32x16 a) { return {_mm512_srai_epi32(_mm512_slli_epi32(a.v, 16), 16)}; }
+inline i32x16 second_of_pairs(i32x16 a) { return {_mm512_srai_epi32(a.v, 16)}; }
+inline i32x16 dot_pairs(i32x16 acc, i32x16 a, const int16_t* x) {
+  int32_t two;
+  std::memcpy(&two, x, 4);
+  return {_mm512_dpwssd_epi32(acc.v, a.v, _mm512_set1_epi32(two))};
 }
 
 inline u8x64 u8_load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }

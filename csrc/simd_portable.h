@@ -6,6 +6,8 @@
 
 namespace {
 
+constexpr int kTileRows = 4;  // rows for which an unpacked block is used at once: what the registers hold
+
 struct f32x16 {
   float v[16];
 };
@@ -148,8 +150,55 @@ inline f32x16 f32_load_f16(const uint8_t* p) {
   return y;
 }
 
-// 16 pairs of u8 widened to 16 pairs of i16, and acc[lane] += a.first * b.first + a.second * b.second; b is one pair of
-// i16 for all lanes.
+// Sixteen bfloat16.
+inline f32x16 f32_load_bf16(const uint8_t* p) {
+  f32x16 y;
+  PILOTFISH_LANES(i) {
+    uint16_t upper;
+    std::memcpy(&upper, p + 2 * i, 2);
+    const uint32_t bits = static_cast<uint32_t>(upper) << 16;
+    std::memcpy(&y.v[i], &bits, 4);
+  }
+  return y;
+}
+// To the nearest float16, ties to even; beyond the largest to infinity.
+inline uint16_t float_to_half(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00 | ((magnitude >> 13) & 0x1ff));
+  if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);
+  uint32_t kept, dropped, half;  // the fraction's bits that stay, those that go, and the middle between two results
+  if (magnitude >= 0x38800000) {
+    kept = (magnitude - 0x38000000) >> 13, dropped = magnitude & 0x1fff, half = 0x1000;
+  } else {  // subnormal: in units of 2^-24
+    const uint32_t shift = 126 - (magnitude >> 23), fraction = (magnitude & 0x7fffff) | 0x800000;
+    if (shift > 24) return static_cast<uint16_t>(sign);
+    kept = fraction >> shift, dropped = fraction & ((1u << shift) - 1), half = 1u << (shift - 1);
+  }
+  kept += dropped > half || (dropped == half && (kept & 1));
+  return static_cast<uint16_t>(sign | kept);
+}
+inline void f16_store(uint8_t* p, f32x16 a) {
+  PILOTFISH_LANES(i) {
+    const uint16_t half = float_to_half(a.v[i]);
+    std::memcpy(p + 2 * i, &half, 2);
+  }
+}
+// The lanes of each of 16 vectors added up by one fixed tree: lane i of the result is vector i's sum.
+inline f32x16 fold_sums(const f32x16* a) {
+  f32x16 y;
+  PILOTFISH_LANES(i) {
+    f32x16 lanes = a[i];
+    for (int half = 8; half > 0; half /= 2) {
+      for (int lane = 0; lane < half; lane++) lanes.v[lane] += lanes.v[lane + half];
+    }
+    y.v[i] = lanes.v[0];
+  }
+  return y;
+}
+
+// 16 pairs of bytes widened to 16 pairs of i16.
 struct i16x32 {
   int16_t v[32];
 };
@@ -158,10 +207,24 @@ inline i16x32 pairs_load_u8(const uint8_t* p) {
   for (int i = 0; i < 32; i++) y.v[i] = p[i];
   return y;
 }
-inline i32x16 dot_pairs(i32x16 acc, i16x32 a, int32_t b) {
-  int16_t pair[2];
-  std::memcpy(pair, &b, 4);
-  PILOTFISH_LANES(i) acc.v[i] += a.v[2 * i] * pair[0] + a.v[2 * i + 1] * pair[1];
+inline i16x32 pairs_load_i8(const uint8_t* p) {
+  i16x32 y;
+  for (int i = 0; i < 32; i++) y.v[i] = static_cast<int8_t>(p[i]);
+  return y;
+}
+inline i32x16 first_of_pairs(i16x32 a) {
+  i32x16 y;
+  PILOTFISH_LANES(i) y.v[i] = a.v[2 * i];
+  return y;
+}
+inline i32x16 second_of_pairs(i16x32 a) {
+  i32x16 y;
+  PILOTFISH_LANES(i) y.v[i] = a.v[2 * i + 1];
+  return y;
+}
+// acc[lane] += first of the lane's pair * x[0] + second * x[1].
+inline i32x16 dot_pairs(i32x16 acc, i16x32 a, const int16_t* x) {
+  PILOTFISH_LANES(i) acc.v[i] += a.v[2 * i] * x[0] + a.v[2 * i + 1] * x[1];
   return acc;
 }
 

@@ -3,7 +3,9 @@
 #include "kernels.h"
 #include "simd_avx512.h"
 
-#include "attention.inl"
+#include "elementwise.inl"
 #include "linear.inl"
+#include "attention.inl"
 
-const Kernels kAvx512 = {"avx512", quantize, linear, rms_norm, silu_mul, rotary_write, attention};
+const Kernels kAvx512 = {"avx512", add_rms_norm, quantize, linear, gated_linear, rotary_write, attention_chunk,
+  attention_merge, argmax, log_sum_exp};

@@ -3,7 +3,9 @@
 #include "kernels.h"
 #include "simd_portable.h"
 
-#include "attention.inl"
+#include "elementwise.inl"
 #include "linear.inl"
+#include "attention.inl"
 
-const Kernels kPortable = {"portable", quantize, linear, rms_norm, silu_mul, rotary_write, attention};
+const Kernels kPortable = {"portable", add_rms_norm, quantize, linear, gated_linear, rotary_write, attention_chunk,
+  attention_merge, argmax, log_sum_exp};

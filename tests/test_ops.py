@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,20 @@ from tiny_models import (
 from torch import Tensor
 
 import pilotfish
+from pilotfish import _kernels
 from pilotfish.errors import InvariantError, NonFiniteLogitsError
 from pilotfish.kvcache import DenseCache, KVCache, PagedCache, PagePool
 from pilotfish.model import ForwardBatch, ForwardInput, Transformer, run_forward
 from pilotfish.ops import reference as ops
-from pilotfish.ops.backend import LinearLayer
+from pilotfish.ops.backend import LinearLayer, Norm, Projection
 from pilotfish.ops.dequantize import dequantize
+from pilotfish.ops.native import NativeBackend
 from pilotfish.types import RawTensor, WeightType
 
 BLOCK_TYPES = ("Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
+NATIVE = [NativeBackend(_kernels, isa, 2) for isa in _kernels.instruction_sets()]
+ARGMAXES = [ops.argmax, *(backend.argmax for backend in NATIVE)]
+LOG_SUM_EXPS = [ops.log_sum_exp, *(backend.log_sum_exp for backend in NATIVE)]
 ROW_COUNTS = range(1, 34)
 MATRICES = [(64, 64), (32, 64), (96, 64), (64, 96), (304, 64), (300, 40), (1, 7), (192, 576), (576, 1536), (1536, 576)]
 """Shapes [out, in] of tiny models, of SmolLM2-135M, and some that fit no vector width."""
@@ -231,38 +236,55 @@ class PagedKeys:
         self.seq_lens = torch.tensor(lengths, dtype=torch.int32)
 
 
-def test_argmax_gives_the_lowest_of_equal_ids() -> None:
+@pytest.mark.parametrize("argmax", ARGMAXES)
+def test_argmax_gives_the_lowest_of_equal_ids(argmax: Callable[[Tensor], list[int]]) -> None:
     logits = torch.zeros(4, 1000)
     logits[1, [999, 17, 500]] = 3.0
     logits[2] = -torch.inf
     logits[2, [800, 600]] = -5.0
     logits[3, 3:] = -0.0  # equal to 0
-    assert ops.argmax(logits) == [0, 17, 600, 0]
-    assert ops.argmax(torch.full((1, 3), torch.inf)) == [0]
-    assert ops.argmax(torch.empty(0, 5)) == []
+    assert argmax(logits) == [0, 17, 600, 0]
+    assert argmax(torch.full((1, 3), torch.inf)) == [0]
+    assert argmax(torch.empty(0, 5)) == []
 
 
-@pytest.mark.parametrize("vocab_size", [1, 7, 8, 64, 1000])
-def test_argmax_finds_a_tie_at_every_pair_of_places(vocab_size: int) -> None:
+@pytest.mark.parametrize("argmax", ARGMAXES)
+@pytest.mark.parametrize("vocab_size", [1, 7, 8, 64, 1000, 3000])
+def test_argmax_finds_a_tie_at_every_pair_of_places(argmax: Callable[[Tensor], list[int]], vocab_size: int) -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         first, second = sorted(rng.integers(0, vocab_size, 2).tolist())
         row = -torch.rand(1, vocab_size, generator=torch.Generator().manual_seed(first))
         row[0, first] = row[0, second] = 1.0
-        assert ops.argmax(row) == [first]
+        assert argmax(row) == [first]
 
 
+@pytest.mark.parametrize("argmax", ARGMAXES)
 @pytest.mark.parametrize("at", [0, 500, 999])
-def test_argmax_refuses_what_is_no_answer(at: int) -> None:
+def test_argmax_refuses_what_is_no_answer(argmax: Callable[[Tensor], list[int]], at: int) -> None:
     logits = randn(3, 1000)
     logits[1, at] = torch.nan
-    with pytest.raises(NonFiniteLogitsError, match="nan"):
-        ops.argmax(logits)
+    with pytest.raises(NonFiniteLogitsError, match="row 1"):
+        argmax(logits)
     logits[1] = -torch.inf
-    with pytest.raises(NonFiniteLogitsError, match="-inf"):
-        ops.argmax(logits)
+    with pytest.raises(NonFiniteLogitsError, match="row 1"):
+        argmax(logits)
     logits[1, at] = 0.0
-    assert ops.argmax(logits)[1] == at
+    assert argmax(logits)[1] == at
+
+
+@pytest.mark.parametrize("log_sum_exp", LOG_SUM_EXPS)
+@pytest.mark.parametrize("spread", [1e-3, 1.0, 30.0, 1e4])
+def test_log_sum_exp(log_sum_exp: Callable[[Tensor], Tensor], spread: float) -> None:
+    logits = randn(4, 1003) * spread
+    logits[1, 5:] = -torch.inf
+    expected = logits.double().logsumexp(dim=1)
+    assert ((log_sum_exp(logits) - expected).abs() <= 3e-7 * expected.abs() + 1e-6).all()
+    odd = torch.tensor([[-torch.inf, -torch.inf], [torch.inf, 0.0], [torch.nan, 0.0], [-torch.inf, 2.0]])
+    assert log_sum_exp(odd).tolist()[:2] == [-torch.inf, torch.inf]
+    assert log_sum_exp(odd)[2].isnan()
+    assert log_sum_exp(odd)[3] == 2.0
+    assert log_sum_exp(torch.empty(0, 5)).shape == (0,)
 
 
 # -- independent rows: single operations --------------------------------------------------------------------------
@@ -531,12 +553,14 @@ class CountingBackend(ops.ReferenceBackend):
         super().__init__()
         self.products: list[tuple[int, int]] = []
 
-    def make_linear(self, weight: RawTensor, bias: RawTensor | None) -> LinearLayer:
-        honest = super().make_linear(weight, bias)
+    def make_linear(
+        self, projections: Sequence[Projection], norm: Norm | None = None, gated: bool = False
+    ) -> LinearLayer:
+        honest = super().make_linear(projections, norm, gated)
 
-        def counting(x: Tensor) -> Tensor:
-            self.products.append((len(x), weight.shape[0]))
-            return honest(x)
+        def counting(x: Tensor, delta: Tensor | None) -> list[Tensor]:
+            self.products += [(len(x), projection.weight.shape[0]) for projection in projections]
+            return honest(x, delta)
 
         return counting
 

@@ -100,7 +100,7 @@ def oracle_logits(model: Any, token_ids: list[int]) -> Tensor:
 
 
 def our_logits(model: Transformer, token_ids: list[int]) -> Tensor:
-    cache = DenseCache(model.config)
+    cache = DenseCache(model.config, dtype=torch.float32)
     cache.reserve(len(token_ids))
     return run_forward(model, [ForwardInput(cache, token_ids, len(token_ids))])[0]
 

@@ -18,7 +18,7 @@ from pilotfish.errors import InvariantError
 from pilotfish.kvcache import DenseCache, KVCache
 from pilotfish.model import ForwardInput, run_forward
 from pilotfish.model.batch import ForwardModel
-from pilotfish.ops import reference as ops
+from pilotfish.ops.native import argmax
 from pilotfish.tokenizer import TokenizerPair
 from pilotfish.types import Draft, DraftRequest, SequenceView, VerifyOutcome
 
@@ -135,7 +135,9 @@ class DraftModelDrafter:
             proposal.feed = [token_id]
 
     def _choose(self, logits: Tensor) -> int:
-        return ops.argmax(logits.index_fill(1, self._never_proposed, -torch.inf))[0]
+        if len(self._never_proposed):
+            logits = logits.index_fill(1, self._never_proposed, -torch.inf)
+        return argmax(logits)[0]
 
     def _is_complete(self, proposal: _Proposal) -> bool:
         return len(proposal.token_ids) == proposal.limit or proposal.token_ids[-1] in self._pair.eos_token_ids

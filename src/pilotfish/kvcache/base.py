@@ -54,13 +54,15 @@ class KVCache(Protocol):
 
 
 class KVStore:
-    """Owner of the tensors: `keys` and `values` are float32 [num_layers, num_pages, page_size, num_kv_heads, head_dim].
+    """Owner of the tensors: `keys` and `values` are [num_layers, num_pages, page_size, num_kv_heads, head_dim].
 
-    `filled` is int32 [num_layers, num_pages]: how many slots of each page each layer has written.
+    Their `dtype` is float16; the reference operations also take float32, which the native kernels refuse. `filled` is
+    int32 [num_layers, num_pages]: how many slots of each page each layer has written.
     """
 
-    def __init__(self, config: ModelConfig, num_pages: int, page_size: int) -> None:
-        self.keys, self.values = (_pages(config, num_pages, page_size) for _ in range(2))
+    def __init__(self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype = torch.float16) -> None:
+        self._dtype = dtype
+        self.keys, self.values = (_pages(config, num_pages, page_size, self._dtype) for _ in range(2))
         self.filled = torch.zeros(config.num_layers, num_pages, dtype=torch.int32)
 
     @property
@@ -81,7 +83,7 @@ class KVStore:
 
     def resize(self, config: ModelConfig, num_pages: int, page_size: int) -> None:
         """Grows to the given shape, keeping what the first pages and slots hold; without memory nothing changes."""
-        keys, values = (_pages(config, num_pages, page_size) for _ in range(2))
+        keys, values = (_pages(config, num_pages, page_size, self._dtype) for _ in range(2))
         filled = torch.zeros(config.num_layers, num_pages, dtype=torch.int32)
         for grown, tensor in ((keys, self.keys), (values, self.values)):
             grown[:, : self.num_pages, : self.page_size] = tensor
@@ -89,8 +91,9 @@ class KVStore:
         self.keys, self.values, self.filled = keys, values, filled
 
 
-def _pages(config: ModelConfig, num_pages: int, page_size: int) -> Tensor:
-    return torch.zeros(config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim)
+def _pages(config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype) -> Tensor:
+    shape = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim)
+    return torch.zeros(shape, dtype=dtype)
 
 
 class CacheBase(ABC):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from pilotfish.config import ModelConfig
 from pilotfish.errors import CacheFullError
 from pilotfish.kvcache.base import CacheBase, KVStore
@@ -12,10 +14,12 @@ _FIRST_CAPACITY = 256
 class DenseCache(CacheBase):
     """Keys and values of one sequence in one page, whose size doubles on demand up to `context_length` tokens."""
 
-    def __init__(self, config: ModelConfig, context_length: int | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, context_length: int | None = None, dtype: torch.dtype = torch.float16
+    ) -> None:
         super().__init__(config.context_length if context_length is None else context_length)
         self._config = config
-        self._store = KVStore(config, 1, min(_FIRST_CAPACITY, self._context_length))
+        self._store = KVStore(config, 1, min(_FIRST_CAPACITY, self._context_length), dtype)
         self.page_ids = [0]
 
     @property

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 from pilotfish.config import ModelConfig
 from pilotfish.errors import CacheError, CacheFullError, InvariantError, OptionError
 from pilotfish.kvcache.base import CacheBase, KVStore
@@ -16,10 +18,12 @@ from pilotfish.kvcache.base import CacheBase, KVStore
 class PagePool(KVStore):
     """At most `max_pages` pages of `page_size` slots; the tensors double on demand until they hold that many."""
 
-    def __init__(self, config: ModelConfig, max_pages: int, page_size: int = 16) -> None:
+    def __init__(
+        self, config: ModelConfig, max_pages: int, page_size: int = 16, dtype: torch.dtype = torch.float16
+    ) -> None:
         if max_pages < 1 or page_size < 1:
             raise OptionError(f"a pool needs pages and slots, got {max_pages} pages of {page_size}")
-        super().__init__(config, min(max_pages, 16), page_size)
+        super().__init__(config, min(max_pages, 16), page_size, dtype)
         self.max_pages = max_pages
         self._config = config
         self._free = list(range(max_pages))[::-1]

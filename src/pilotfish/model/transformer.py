@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,22 +13,17 @@ from pilotfish.errors import InvariantError
 from pilotfish.kvcache import KVStore
 from pilotfish.model.batch import ForwardBatch
 from pilotfish.ops import reference as ops
-from pilotfish.ops.backend import Backend, LinearLayer
+from pilotfish.ops.backend import Backend, LinearLayer, Norm, Projection
 from pilotfish.types import RawTensor
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights of one layer, named by what they project to."""
+    """One layer's products; what reads the same rows is one, the norm before it included."""
 
-    attention_norm: Tensor
-    q: LinearLayer
-    k: LinearLayer
-    v: LinearLayer
+    qkv: LinearLayer
     attention_output: LinearLayer
-    feed_forward_norm: Tensor
-    gate: LinearLayer
-    up: LinearLayer
+    gate_up: LinearLayer
     down: LinearLayer
 
 
@@ -52,25 +47,18 @@ class Transformer:
         masked = sorted({*padding_token_ids, *range(num_token_ids, config.vocab_size)})
         self._masked_ids = torch.tensor(masked, dtype=torch.int64)
         self._backend = backend or ops.ReferenceBackend()
-        weights = _Weights(tensors, self._backend)
-        table = tensors["token_embd.weight"]
-        self._embedding = ops.Embedding(ops.raw_bytes(table), table.weight_type)
+        weights = _Weights(tensors, self._backend, config.rms_norm_eps)
+        self._embedding = self._backend.make_embedding(tensors["token_embd.weight"])
         self._layers = [
             _Layer(
-                attention_norm=weights.vector(f"blk.{i}.attn_norm"),
-                q=weights.linear(f"blk.{i}.attn_q"),
-                k=weights.linear(f"blk.{i}.attn_k"),
-                v=weights.linear(f"blk.{i}.attn_v"),
-                attention_output=weights.linear(f"blk.{i}.attn_output"),
-                feed_forward_norm=weights.vector(f"blk.{i}.ffn_norm"),
-                gate=weights.linear(f"blk.{i}.ffn_gate"),
-                up=weights.linear(f"blk.{i}.ffn_up"),
-                down=weights.linear(f"blk.{i}.ffn_down"),
+                qkv=weights.linear([f"blk.{i}.attn_{part}" for part in "qkv"], norm=f"blk.{i}.attn_norm"),
+                attention_output=weights.linear([f"blk.{i}.attn_output"]),
+                gate_up=weights.linear([f"blk.{i}.ffn_gate", f"blk.{i}.ffn_up"], norm=f"blk.{i}.ffn_norm", gated=True),
+                down=weights.linear([f"blk.{i}.ffn_down"]),
             )
             for i in range(config.num_layers)
         ]
-        self._output_norm = weights.vector("output_norm")
-        self._output = weights.linear("output")
+        self._output = weights.linear(["output"], norm="output_norm")
         self._rotary_tables = ops.rotary_tables(config.head_dim, config.context_length, config.rope_theta)
 
     @torch.inference_mode()
@@ -86,37 +74,36 @@ class Transformer:
                 f"a row's position or slot is beyond the context of {config.context_length} tokens or the store's "
                 f"{store.num_slots} slots"
             )
-        x = ops.embedding(batch.input_ids, self._embedding)  # [num_tokens, hidden_size]
+        x = self._embedding(batch.input_ids)  # [num_tokens, hidden_size]
+        delta = None  # what the last product adds to x, before the next norm
         for index, layer in enumerate(self._layers):
-            normed = self._backend.rms_norm(x, layer.attention_norm, config.rms_norm_eps)
             q, k, v = (
-                projection(normed).view(len(x), -1, config.head_dim) for projection in (layer.q, layer.k, layer.v)
+                heads.view(len(x), -1, config.head_dim) for heads in layer.qkv(x, delta)
             )  # [num_tokens, num_heads or num_kv_heads, head_dim]
             keys, values = store.keys[index], store.values[index]
             q = self._backend.rotary_write(
                 q, k, v, batch.positions, self._rotary_tables, batch.slot_mapping, keys, values, store.filled[index]
             )
             attended = self._backend.attention(q, keys, values, batch.query_start_loc, batch.seq_lens, batch.page_table)
-            x = x + layer.attention_output(attended.flatten(1))
-            normed = self._backend.rms_norm(x, layer.feed_forward_norm, config.rms_norm_eps)
-            gated = self._backend.silu_mul(layer.gate(normed), layer.up(normed))
-            x = x + layer.down(gated)
-        if not len(batch.logits_indices):
+            (delta,) = layer.attention_output(attended.flatten(1), None)
+            (gated,) = layer.gate_up(x, delta)
+            (delta,) = layer.down(gated, None)
+        wanted = batch.logits_indices
+        if not len(wanted):
             return torch.empty(0, config.vocab_size)
-        wanted = self._backend.rms_norm(x.index_select(0, batch.logits_indices), self._output_norm, config.rms_norm_eps)
-        logits = self._output(wanted)
+        (logits,) = self._output(x.index_select(0, wanted), None if delta is None else delta.index_select(0, wanted))
         return logits.index_fill_(1, self._masked_ids, -torch.inf)
 
 
 class _Weights:
     """Makes layers of raw tensors."""
 
-    def __init__(self, tensors: Mapping[str, RawTensor], backend: Backend) -> None:
+    def __init__(self, tensors: Mapping[str, RawTensor], backend: Backend, rms_norm_eps: float) -> None:
         self._tensors = tensors
         self._backend = backend
+        self._eps = rms_norm_eps
 
-    def vector(self, name: str) -> Tensor:
-        return ops.dense(self._tensors[f"{name}.weight"])
-
-    def linear(self, name: str) -> LinearLayer:
-        return self._backend.make_linear(self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
+    def linear(self, names: Sequence[str], norm: str | None = None, gated: bool = False) -> LinearLayer:
+        projections = [Projection(self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias")) for name in names]
+        before = None if norm is None else Norm(ops.dense(self._tensors[f"{norm}.weight"]), self._eps)
+        return self._backend.make_linear(projections, before, gated)

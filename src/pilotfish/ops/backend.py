@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from pilotfish.types import RawTensor
 
-LinearLayer = Callable[[Tensor], Tensor]
-"""x · weightᵀ + bias: float32 [n, in] to [n, out], each row independent of those beside it."""
+
+@dataclass(frozen=True)
+class Projection:
+    """A matrix [out, in] and, where the model has one, its bias [out]."""
+
+    weight: RawTensor
+    bias: RawTensor | None = None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The RMS norm that rows go through before a product: weight float32 [in]."""
+
+    weight: Tensor
+    eps: float
+
+
+LinearLayer = Callable[[Tensor, Tensor | None], list[Tensor]]
+"""(x, delta) to one output for each projection: float32 [n, in] to [n, out], each row independent of those beside it.
+
+With a norm, delta (float32 [n, in]) is first added to x, in place."""
 
 
 class Backend(Protocol):
@@ -19,12 +39,14 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
-    def make_linear(self, weight: RawTensor, bias: RawTensor | None) -> LinearLayer:
-        """A dense layer, prepared once; `weight` is [out, in], `bias` [out]."""
+    def make_linear(
+        self, projections: Sequence[Projection], norm: Norm | None = None, gated: bool = False
+    ) -> LinearLayer:
+        """x · weightᵀ + bias for projections that read the same rows, prepared once; the rows normed before where there
+        is a norm. `gated`: the two projections are gate and up, and the one output is silu(gate) · up."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
-
-    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor: ...
+    def make_embedding(self, weight: RawTensor) -> Callable[[Tensor], Tensor]:
+        """Lookup of rows: token ids int32 [n] to float32 [n, hidden_size]; `IndexError` for an id beyond the matrix."""
 
     def rotary_write(
         self,
@@ -37,7 +59,8 @@ class Backend(Protocol):
         keys: Tensor,
         values: Tensor,
         filled: Tensor,
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Rotated q, and rotated k and v in the cache; q and k may be overwritten."""
 
     def attention(
         self, q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor

@@ -38,6 +38,10 @@ def _f16(blocks: Tensor) -> Tensor:
     return blocks.clone().view(torch.float16).float()
 
 
+def _bf16(blocks: Tensor) -> Tensor:
+    return blocks.clone().view(torch.bfloat16).float()
+
+
 def _q8_0(blocks: Tensor) -> Tensor:
     """scale f16, 32 signed codes: w = scale · code."""
     return _half(blocks, 0) * blocks[:, 2:].contiguous().view(torch.int8).float()
@@ -81,6 +85,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
 _BLOCKS = {
     WeightType.F32: _f32,
     WeightType.F16: _f16,
+    WeightType.BF16: _bf16,
     WeightType.Q8_0: _q8_0,
     WeightType.Q4_1: _q4_1,
     WeightType.Q5_0: _q5_0,

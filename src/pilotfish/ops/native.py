@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from pilotfish.errors import OptionError
-from pilotfish.ops.backend import Backend, LinearLayer
+from pilotfish.errors import NonFiniteLogitsError, OptionError
+from pilotfish.ops import reference
+from pilotfish.ops.backend import Backend, LinearLayer, Norm, Projection
 from pilotfish.ops.reference import ReferenceBackend, dense, raw_bytes
 from pilotfish.types import RawTensor, WeightType
 
 # The number each type has in csrc/kernels.h.
-_PACKED_TYPES = {
+_TYPES = {
     WeightType.Q8_0: 0,
     WeightType.Q4_1: 1,
     WeightType.Q5_0: 2,
     WeightType.Q4_K: 3,
     WeightType.Q6_K: 4,
+    WeightType.F32: 5,
+    WeightType.F16: 6,
+    WeightType.BF16: 7,
 }
-_SMALLEST_SUM = 16  # activations in a sum that a block's offset needs, at least: room for the most sums
-_PREFETCH_BYTES = 8192  # the kernels ask for bytes somewhat beyond a matrix
+_MAX_HEAD_DIM = 512
 
 
 def choose_backend(environment: Mapping[str, str] = os.environ) -> Backend:
@@ -57,33 +61,30 @@ def choose_backend(environment: Mapping[str, str] = os.environ) -> Backend:
 
 
 class NativeBackend:
-    """The kernels of one instruction set. Quantised matrices are repacked once; others stay float32, run by torch."""
+    """The kernels of one instruction set, run by a number of threads."""
 
     def __init__(self, kernels: ModuleType, isa: str, threads: int) -> None:
         self.name = f"native ({isa}, {threads} threads)"
         self._kernels = kernels
-        self._isa = isa
-        self._threads = threads
-        self._reference = ReferenceBackend()
+        self._variant = kernels.Variant(isa, threads)
 
-    def make_linear(self, weight: RawTensor, bias: RawTensor | None) -> LinearLayer:
-        if weight.weight_type not in _PACKED_TYPES:
-            return self._reference.make_linear(weight, bias)
-        return PackedLinear(self._kernels, self._isa, self._threads, weight, bias)
+    def make_linear(
+        self, projections: Sequence[Projection], norm: Norm | None = None, gated: bool = False
+    ) -> LinearLayer:
+        return PackedLinear(self._kernels, self._variant, projections, norm, gated)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        _check("rms_norm", "x", x, torch.float32, (None, None))
-        _check("rms_norm", "weight", weight, torch.float32, (x.shape[1],))
-        y = torch.empty_like(x)
-        self._kernels.rms_norm(self._isa, x.data_ptr(), weight.data_ptr(), eps, *x.shape, y.data_ptr())
-        return y
+    def make_embedding(self, weight: RawTensor) -> Callable[[Tensor], Tensor]:
+        data = raw_bytes(weight)
+        kind, (num_rows, size) = _TYPES[weight.weight_type], weight.shape
 
-    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        _check("silu_mul", "gate", gate, torch.float32, (None, None))
-        _check("silu_mul", "up", up, torch.float32, gate.shape)
-        y = torch.empty_like(gate)
-        self._kernels.silu_mul(self._isa, gate.data_ptr(), up.data_ptr(), *gate.shape, y.data_ptr())
-        return y
+        def lookup(token_ids: Tensor) -> Tensor:
+            _check("embedding", "token_ids", token_ids, torch.int32, (None,))
+            y = torch.empty(len(token_ids), size)
+            ids = token_ids.data_ptr()
+            self._kernels.embedding(kind, data.data_ptr(), num_rows, size, ids, len(token_ids), y.data_ptr())
+            return y
+
+        return lookup
 
     def rotary_write(
         self,
@@ -99,19 +100,17 @@ class NativeBackend:
     ) -> Tensor:
         _check("rotary_write", "q", q, torch.float32, (None, None, None))
         num_rows, num_heads, head_dim = q.shape
-        _check("rotary_write", "keys", keys, torch.float32, (None, None, None, head_dim))
+        _check("rotary_write", "keys", keys, torch.float16, (None, None, None, head_dim))
         num_pages, page_size, num_kv_heads, _ = keys.shape
-        _check("rotary_write", "values", values, torch.float32, keys.shape)
+        _check("rotary_write", "values", values, torch.float16, keys.shape)
         _check("rotary_write", "filled", filled, torch.int32, (num_pages,))
         _check("rotary_write", "k", k, torch.float32, (num_rows, num_kv_heads, head_dim))
-        _check("rotary_write", "v", v, torch.float32, k.shape)
+        _check("rotary_write", "v", v, torch.float32, (num_rows, num_kv_heads, head_dim))
         _check("rotary_write", "positions", positions, torch.int32, (num_rows,))
         _check("rotary_write", "slot_mapping", slot_mapping, torch.int32, (num_rows,))
         for table in tables:
             _check("rotary_write", "tables", table, torch.float32, (None, head_dim // 2))
-        rotated_q = torch.empty_like(q)
-        self._kernels.rotary_write(
-            self._isa,
+        self._variant.rotary_write(
             q.data_ptr(),
             k.data_ptr(),
             v.data_ptr(),
@@ -127,98 +126,143 @@ class NativeBackend:
             num_heads,
             num_kv_heads,
             head_dim,
-            rotated_q.data_ptr(),
         )
-        return rotated_q
+        return q
 
     def attention(
         self, q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
     ) -> Tensor:
         _check("attention", "q", q, torch.float32, (None, None, None))
-        num_heads, head_dim = q.shape[1:]
-        _check("attention", "keys", keys, torch.float32, (None, None, None, head_dim))
-        _check("attention", "values", values, torch.float32, keys.shape)
+        _, num_heads, head_dim = q.shape
+        _check("attention", "keys", keys, torch.float16, (None, None, None, head_dim))
+        _check("attention", "values", values, torch.float16, keys.shape)
         _check("attention", "seq_lens", seq_lens, torch.int32, (None,))
-        _check("attention", "query_start_loc", query_start_loc, torch.int32, (len(seq_lens) + 1,))
-        _check("attention", "page_table", page_table, torch.int32, (len(seq_lens), None))
-        page_size, num_kv_heads = keys.shape[1:3]
+        num_seqs = len(seq_lens)
+        _check("attention", "query_start_loc", query_start_loc, torch.int32, (num_seqs + 1,))
+        _check("attention", "page_table", page_table, torch.int32, (num_seqs, None))
+        _, page_size, num_kv_heads, _ = keys.shape
         if num_heads % num_kv_heads:
             raise ValueError(f"attention: {num_heads} query heads cannot share {num_kv_heads} key/value heads")
+        if head_dim > _MAX_HEAD_DIM:
+            raise ValueError(f"attention: heads have at most {_MAX_HEAD_DIM} values, got {head_dim}")
         y = torch.empty_like(q)
-        self._kernels.attention(
-            self._isa,
+        self._variant.attention(
             q.data_ptr(),
             keys.data_ptr(),
             values.data_ptr(),
             query_start_loc.data_ptr(),
             seq_lens.data_ptr(),
             page_table.data_ptr(),
-            *page_table.shape,
+            num_seqs,
+            page_table.shape[1],
             page_size,
             num_heads,
             num_kv_heads,
             head_dim,
             y.data_ptr(),
-            self._threads,
         )
+        return y
+
+    def argmax(self, logits: Tensor) -> list[int]:
+        """See `reference.argmax`."""
+        _check("argmax", "logits", logits, torch.float32, (None, None))
+        best: list[int] = self._variant.argmax(logits.data_ptr(), *logits.shape)
+        if -1 in best:
+            raise NonFiniteLogitsError(best.index(-1))
+        return best
+
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
+        """See `reference.log_sum_exp`."""
+        _check("log_sum_exp", "logits", logits, torch.float32, (None, None))
+        y = torch.empty(len(logits))
+        self._variant.log_sum_exp(logits.data_ptr(), *logits.shape, y.data_ptr())
         return y
 
 
 class PackedLinear:
-    """x · weightᵀ + bias with quantised weights, and x quantised to int8 block by block.
+    """Matrix products with weights repacked in their own bit widths; see `Backend.make_linear`.
 
-    A block of x is as long as a block of the weights (32 or 256); its scale is its largest magnitude over 127. All
-    products and sums within a block are exact integers, so the result's bits depend neither on the rows beside a row,
-    nor on threads, nor on the instruction set.
+    For quantised weights x is quantised to int8 block by block (a block of x is as long as one of the weights, 32 or
+    256; its scale is its largest magnitude over 127). All products and sums within a block are exact integers, so the
+    result's bits depend neither on the rows beside a row, nor on threads, nor on the instruction set. Float weights
+    meet x as it is.
     """
 
-    def __init__(self, kernels: ModuleType, isa: str, threads: int, weight: RawTensor, bias: RawTensor | None) -> None:
-        self._kernels = kernels
-        self._isa = isa
-        self._threads = threads
-        self._num_outputs, self._num_inputs = weight.shape
-        self._block_size = weight.weight_type.block_size
-        self._type = _PACKED_TYPES[weight.weight_type]
-        self._bias = None if bias is None else dense(bias)
-        data = raw_bytes(weight)
-        if not data.is_contiguous():
-            raise ValueError(f"linear: the rows of {weight.name} are not contiguous")
-        size = kernels.packed_bytes(self._type, self._num_outputs, self._num_inputs)
-        self._packed = kernels.Buffer(size + _PREFETCH_BYTES)
-        kernels.pack(self._type, data.data_ptr(), self._num_outputs, self._num_inputs, self._packed.address, threads)
+    def __init__(
+        self,
+        kernels: ModuleType,
+        variant: object,
+        projections: Sequence[Projection],
+        norm: Norm | None,
+        gated: bool,
+    ) -> None:
+        shapes = [projection.weight.shape for projection in projections]
+        self._num_inputs = shapes[0][1]
+        if any(shape[1] != self._num_inputs for shape in shapes) or (
+            gated and (len(shapes) != 2 or len({*shapes}) > 1)
+        ):
+            raise ValueError(f"linear: matrices of the shapes {shapes} cannot read the same rows together")
+        self._output_sizes = [shapes[0][0]] if gated else [shape[0] for shape in shapes]
+        self._has_norm = norm is not None
+        if norm is not None:
+            _check("linear", "norm", norm.weight, torch.float32, (self._num_inputs,))
+        weight, eps = (0, 0.0) if norm is None else (norm.weight.data_ptr(), norm.eps)
+        self._layer = kernels.LinearLayer(variant, self._num_inputs, weight, eps, gated)
+        for projection in projections:
+            self._add(projection)
+        self._layer.pack()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """float32 [n, in] on the CPU, contiguous, to float32 [n, out]."""
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights that one call reads."""
+        num_bytes: int = self._layer.num_bytes
+        return num_bytes
+
+    def _add(self, projection: Projection) -> None:
+        data = raw_bytes(projection.weight)
+        if not data.is_contiguous():
+            raise ValueError(f"linear: the rows of {projection.weight.name} are not contiguous")
+        num_outputs = projection.weight.shape[0]
+        bias = None if projection.bias is None else dense(projection.bias)
+        if bias is not None:
+            _check("linear", "bias", bias, torch.float32, (num_outputs,))
+        kind = _TYPES[projection.weight.weight_type]
+        self._layer.add(kind, data.data_ptr(), num_outputs, 0 if bias is None else bias.data_ptr())
+
+    def __call__(self, x: Tensor, delta: Tensor | None) -> list[Tensor]:
         _check("linear", "x", x, torch.float32, (None, self._num_inputs))
-        n = len(x)
-        codes = torch.empty(n, self._num_inputs, dtype=torch.int8)
-        scales = torch.empty(n, self._num_inputs // self._block_size)
-        sums = torch.empty(n, self._num_inputs // _SMALLEST_SUM, dtype=torch.int16)
-        y = torch.empty(n, self._num_outputs)
-        self._kernels.linear(
-            self._isa,
-            self._type,
-            self._packed.address,
-            self._num_outputs,
-            self._num_inputs,
-            x.data_ptr(),
-            n,
-            codes.data_ptr(),
-            scales.data_ptr(),
-            sums.data_ptr(),
-            y.data_ptr(),
-            self._threads,
-        )
-        return y if self._bias is None else y + self._bias
+        num_rows = len(x)
+        if delta is not None:
+            if not self._has_norm:
+                raise ValueError("linear: delta is added before a norm, and there is none")
+            _check("linear", "delta", delta, torch.float32, (num_rows, self._num_inputs))
+        outputs = [torch.empty(num_rows, size) for size in self._output_sizes]
+        delta_address = 0 if delta is None else delta.data_ptr()
+        self._layer.run(x.data_ptr(), delta_address, num_rows, [output.data_ptr() for output in outputs])
+        return outputs
+
+
+@cache
+def _default_backend() -> NativeBackend | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # that the kernels are missing was said when a model loaded
+        backend = choose_backend()
+    return backend if isinstance(backend, NativeBackend) else None
+
+
+def argmax(logits: Tensor) -> list[int]:
+    """`reference.argmax`, by the kernels where they were built: there is just one right answer."""
+    backend = _default_backend()
+    return reference.argmax(logits) if backend is None else backend.argmax(logits.contiguous())
 
 
 def _check(operation: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int | None]) -> None:
     """`ValueError` unless the kernel can read the tensor as it lies; None in `shape` is any size."""
-    if tensor.device.type != "cpu" or tensor.dtype != dtype or not tensor.is_contiguous():
+    if tensor.dtype != dtype or not tensor.is_contiguous() or not tensor.is_cpu:
         raise ValueError(
             f"{operation}: {name} must be contiguous {dtype} on the CPU, got {tensor.dtype} on {tensor.device}"
         )
     found = tensor.shape
-    if len(found) != len(shape) or any(size is not None and size != found[i] for i, size in enumerate(shape)):
+    if len(found) != len(shape) or not all(size in (None, found[i]) for i, size in enumerate(shape)):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{operation}: {name} must be [{wanted}], got {list(found)}")

@@ -8,16 +8,15 @@ one exception is `linear`, see there. Purely elementwise sums and products need 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pilotfish.errors import NonFiniteLogitsError
-from pilotfish.ops.backend import LinearLayer
+from pilotfish.ops.backend import LinearLayer, Norm, Projection
 from pilotfish.ops.dequantize import dequantize
 from pilotfish.types import RawTensor, WeightType
 
@@ -130,12 +129,12 @@ def rotary(x: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor]) -> Tenso
 def write_cache(slot_mapping: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, filled: Tensor) -> None:
     """Stores rows k and v, float32 [n, num_kv_heads, head_dim], in the slots int32 [n] of one layer, and counts them.
 
-    keys and values are the layer's float32 [num_pages, page_size, num_kv_heads, head_dim]; filled, int32 [num_pages],
-    is how many slots of each page the layer has written.
+    keys and values are the layer's [num_pages, page_size, num_kv_heads, head_dim], float16 (to which k and v are
+    rounded) or float32; filled, int32 [num_pages], is how many slots of each page the layer has written.
     """
     page_size = keys.shape[1]
     slots = slot_mapping.long()
-    keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots] = k, v
+    keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots] = k.to(keys.dtype), v.to(values.dtype)
     filled.scatter_reduce_(0, slots // page_size, slot_mapping % page_size + 1, "amax")
 
 
@@ -164,9 +163,9 @@ def attention(
     """Causal softmax attention over the cache, in which the new rows' own keys and values already stand.
 
     q is float32 [n, num_heads, head_dim], the new rows of all sequences one after the other; keys and values are one
-    layer's float32 [num_pages, page_size, num_kv_heads, head_dim]; query_start_loc int32 [num_seqs + 1], seq_lens
-    int32 [num_seqs] (new rows included) and page_table int32 [num_seqs, max_pages] are as in `ForwardBatch`. Query
-    heads share key/value heads in groups (Ainslie et al. 2023, arXiv 2305.13245). Returns a tensor of q's shape.
+    layer's float16 or float32 [num_pages, page_size, num_kv_heads, head_dim]; query_start_loc int32 [num_seqs + 1],
+    seq_lens int32 [num_seqs] (new rows included) and page_table int32 [num_seqs, max_pages] are as in `ForwardBatch`.
+    Query heads share key/value heads in groups (Ainslie et al. 2023, arXiv 2305.13245). Returns a tensor of q's shape.
     """
     page_size, num_kv_heads, head_dim = keys.shape[1:]
     starts = query_start_loc.tolist()
@@ -174,8 +173,8 @@ def attention(
     for sequence, length in enumerate(seq_lens.tolist()):
         positions = torch.arange(length, dtype=torch.int32)
         slots = page_table[sequence].index_select(0, positions // page_size) * page_size + positions % page_size
-        seq_keys = keys.flatten(0, 1).index_select(0, slots)
-        seq_values = values.flatten(0, 1).index_select(0, slots)
+        seq_keys = keys.flatten(0, 1).index_select(0, slots).float()
+        seq_values = values.flatten(0, 1).index_select(0, slots).float()
         start, stop = starts[sequence], starts[sequence + 1]
         for row in range(start, stop):
             visible = length - (stop - row) + 1
@@ -191,14 +190,20 @@ def argmax(logits: Tensor) -> list[int]:
     Raises `NonFiniteLogitsError` where a row holds NaN or nothing above -infinity.
     """
     best: list[int] = []
-    for row in logits:
+    for index, row in enumerate(logits):
         value, token_id = row.max(dim=0)
         if torch.isnan(value) or value == -torch.inf:
-            raise NonFiniteLogitsError(
-                f"the model gave no usable logits (largest {value.item()}): the file is damaged or numerically unsound"
-            )
+            raise NonFiniteLogitsError(index)
         best.append(int(token_id))
     return best
+
+
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """log(sum(exp(logit))) by row: float32 [n, vocab_size] to [n]. NaN where a row holds NaN."""
+    sums = torch.empty(len(logits))
+    for index, row in enumerate(logits):
+        sums[index] = row.double().logsumexp(dim=0)
+    return sums
 
 
 def _by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -217,14 +222,29 @@ class ReferenceBackend:
     def __init__(self) -> None:
         self._pads_rows: dict[tuple[int, ...], bool] = {}
 
-    def make_linear(self, weight: RawTensor, bias: RawTensor | None) -> LinearLayer:
-        matrix = dense(weight)
+    def make_linear(
+        self, projections: Sequence[Projection], norm: Norm | None = None, gated: bool = False
+    ) -> LinearLayer:
+        layers = [self._prepare(projection) for projection in projections]
+
+        def run(x: Tensor, delta: Tensor | None) -> list[Tensor]:
+            if norm is not None:
+                x = rms_norm(x if delta is None else x.add_(delta), norm.weight, norm.eps)
+            outputs = [linear(x, layer) for layer in layers]
+            return [silu_mul(*outputs)] if gated else outputs
+
+        return run
+
+    def make_embedding(self, weight: RawTensor) -> Callable[[Tensor], Tensor]:
+        table = Embedding(raw_bytes(weight), weight.weight_type)
+        return lambda token_ids: embedding(token_ids, table)
+
+    def _prepare(self, projection: Projection) -> Linear:
+        matrix = dense(projection.weight)
         if matrix.shape not in self._pads_rows:
             self._pads_rows[matrix.shape] = padding_keeps_rows_independent(matrix)
-        layer = Linear(matrix, None if bias is None else dense(bias), self._pads_rows[matrix.shape])
-        return partial(linear, layer=layer)
+        bias = None if projection.bias is None else dense(projection.bias)
+        return Linear(matrix, bias, self._pads_rows[matrix.shape])
 
-    rms_norm = staticmethod(rms_norm)
-    silu_mul = staticmethod(silu_mul)
     rotary_write = staticmethod(rotary_write)
     attention = staticmethod(attention)

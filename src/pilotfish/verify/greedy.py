@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pilotfish.ops import reference as ops
+from pilotfish.ops.native import argmax
 from pilotfish.types import Draft, VerifyOutcome
 
 
@@ -27,7 +27,7 @@ class GreedyVerifier:
 
     def verify(self, draft: Draft, logits: Tensor) -> VerifyOutcome:
         """See `Verifier.verify`. Raises `NonFiniteLogitsError` where a row has no usable maximum."""
-        target_ids = ops.argmax(logits)
+        target_ids = argmax(logits)
         accepted = 0
         while accepted < len(draft.token_ids) and draft.token_ids[accepted] == target_ids[accepted]:
             accepted += 1
