@@ -92,6 +92,9 @@ struct Kernels {
   // The first of the largest values; -1 where there is a NaN or nothing above -infinity.
   int64_t (*argmax)(const float* x, int64_t size);
   float (*log_sum_exp)(const float* x, int64_t size);
+  // What the machine can do; see probe.inl.
+  int64_t (*dot_products)(int64_t iterations);
+  int64_t (*read_memory)(const uint8_t* data, int64_t size);
 };
 
 extern const Kernels kPortable;

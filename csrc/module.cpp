@@ -189,6 +189,26 @@ struct Variant {
       pointer<float>(y)[row] = kernels->log_sum_exp(pointer<const float>(x) + row * size, size);
     }
   }
+
+  // Multiply-accumulates done, by all threads.
+  int64_t dot_products(int64_t iterations) const {
+    int64_t products = 0;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : products)
+    for (int thread = 0; thread < threads; thread++) products += kernels->dot_products(iterations);
+    return products;
+  }
+
+  // Bytes read: whole pages, each thread its part.
+  int64_t read_memory(uintptr_t address, int64_t size) const {
+    const int64_t pages = size / 4096;
+    int64_t bytes = 0;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : bytes)
+    for (int part = 0; part < threads; part++) {
+      const int64_t first = pages * part / threads, last = pages * (part + 1) / threads;
+      bytes += kernels->read_memory(pointer<const uint8_t>(address) + 4096 * first, 4096 * (last - first));
+    }
+    return bytes;
+  }
 };
 
 void Variant::attention(uintptr_t q, uintptr_t keys, uintptr_t values, uintptr_t query_start_loc, uintptr_t seq_lens,
@@ -486,7 +506,9 @@ NB_MODULE(_kernels, m) {
            nb::arg("head_dim"), nb::arg("y"), free_gil)
       .def("argmax", &Variant::argmax, nb::arg("x"), nb::arg("num_rows"), nb::arg("size"), free_gil)
       .def("log_sum_exp", &Variant::log_sum_exp, nb::arg("x"), nb::arg("num_rows"), nb::arg("size"), nb::arg("y"),
-           free_gil);
+           free_gil)
+      .def("dot_products", &Variant::dot_products, nb::arg("iterations"), free_gil)
+      .def("read_memory", &Variant::read_memory, nb::arg("address"), nb::arg("size"), free_gil);
   nb::class_<LinearLayer>(m, "LinearLayer")
       .def(nb::init<const Variant&, int64_t, uintptr_t, float, bool>(), nb::arg("variant"), nb::arg("k"),
            nb::arg("norm"), nb::arg("eps"), nb::arg("gated"))

@@ -6,6 +6,7 @@
 #include "elementwise.inl"
 #include "linear.inl"
 #include "attention.inl"
+#include "probe.inl"
 
 const Kernels kAvx2 = {"avx2", add_rms_norm, quantize, linear, gated_linear, rotary_write, attention_chunk,
-  attention_merge, argmax, log_sum_exp};
+  attention_merge, argmax, log_sum_exp, dot_products<4>, read_memory};

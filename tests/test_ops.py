@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -556,13 +556,22 @@ class CountingBackend(ops.ReferenceBackend):
     def make_linear(
         self, projections: Sequence[Projection], norm: Norm | None = None, gated: bool = False
     ) -> LinearLayer:
-        honest = super().make_linear(projections, norm, gated)
+        return CountingLayer(super().make_linear(projections, norm, gated), projections, self.products)
 
-        def counting(x: Tensor, delta: Tensor | None) -> list[Tensor]:
-            self.products += [(len(x), projection.weight.shape[0]) for projection in projections]
-            return honest(x, delta)
 
-        return counting
+@dataclass(frozen=True)
+class CountingLayer:
+    layer: LinearLayer
+    projections: Sequence[Projection]
+    products: list[tuple[int, int]]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.layer.num_bytes
+
+    def __call__(self, x: Tensor, delta: Tensor | None) -> list[Tensor]:
+        self.products += [(len(x), projection.weight.shape[0]) for projection in self.projections]
+        return self.layer(x, delta)
 
 
 def test_the_output_matrix_is_skipped_where_no_logits_are_wanted(tmp_path: Path) -> None:

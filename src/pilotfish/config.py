@@ -29,3 +29,10 @@ class ModelConfig:
     rope_theta: float
     qkv_bias: bool
     """Whether the q, k and v projections add a bias (Qwen2) or not (Llama)."""
+
+    @property
+    def macs_per_row(self) -> int:
+        """Multiply-accumulates in the matrix products of one row with logits; attention's own are not counted."""
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = self.hidden_size * (2 * q_size + 2 * kv_size + 3 * self.intermediate_size)
+        return self.num_layers * layer + self.vocab_size * self.hidden_size

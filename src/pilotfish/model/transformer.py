@@ -61,6 +61,14 @@ class Transformer:
         self._output = weights.linear(["output"], norm="output_norm")
         self._rotary_tables = ops.rotary_tables(config.head_dim, config.context_length, config.rope_theta)
 
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of the matrices that a forward with logits reads. Of the embedding it reads a row for each token."""
+        layers = (
+            part for layer in self._layers for part in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
+        )
+        return self._output.num_bytes + sum(part.num_bytes for part in layers)
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KVStore) -> Tensor:
         """One pass over the rows of `batch`: their keys and values are written to `store` layer by layer.

@@ -27,10 +27,16 @@ class Norm:
     eps: float
 
 
-LinearLayer = Callable[[Tensor, Tensor | None], list[Tensor]]
-"""(x, delta) to one output for each projection: float32 [n, in] to [n, out], each row independent of those beside it.
+class LinearLayer(Protocol):
+    """Products that read the same rows; each row is independent of those beside it."""
 
-With a norm, delta (float32 [n, in]) is first added to x, in place."""
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights that a call reads."""
+
+    def __call__(self, x: Tensor, delta: Tensor | None) -> list[Tensor]:
+        """One output for each projection: float32 [n, in] to [n, out]. With a norm, delta (float32 [n, in]) is first
+        added to x, in place."""
 
 
 class Backend(Protocol):

@@ -5,6 +5,7 @@ Only this module imports the extension `pilotfish._kernels`. What each operation
 
 from __future__ import annotations
 
+import ctypes
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ _TYPES = {
     WeightType.BF16: 7,
 }
 _MAX_HEAD_DIM = 512
+_READ_AHEAD = 8192  # the kernels ask for bytes somewhat beyond what they read
 
 
 def choose_backend(environment: Mapping[str, str] = os.environ) -> Backend:
@@ -65,6 +67,8 @@ class NativeBackend:
 
     def __init__(self, kernels: ModuleType, isa: str, threads: int) -> None:
         self.name = f"native ({isa}, {threads} threads)"
+        self.isa = isa
+        self.threads = threads
         self._kernels = kernels
         self._variant = kernels.Variant(isa, threads)
 
@@ -240,6 +244,28 @@ class PackedLinear:
         delta_address = 0 if delta is None else delta.data_ptr()
         self._layer.run(x.data_ptr(), delta_address, num_rows, [output.data_ptr() for output in outputs])
         return outputs
+
+
+class MachineProbe:
+    """Work that only the machine limits, with the kernels' own instructions, threads and kind of memory."""
+
+    def __init__(self, backend: NativeBackend, num_bytes: int) -> None:
+        """`num_bytes` of memory to read: far more than the caches hold."""
+        self._variant = backend._variant
+        self._memory = backend._kernels.Buffer(num_bytes + _READ_AHEAD)
+        # Pages that nobody has written are all the same page of zeros.
+        ctypes.memset(self._memory.address, 1, num_bytes)
+        self._num_bytes = num_bytes
+
+    def read(self) -> int:
+        """Reads the memory once, in order, each thread its part; returns the bytes read, which are whole pages."""
+        count: int = self._variant.read_memory(self._memory.address, self._num_bytes)
+        return count
+
+    def multiply(self, iterations: int) -> int:
+        """Integer dot products on registers, in every thread; returns the multiply-accumulates done."""
+        count: int = self._variant.dot_products(iterations)
+        return count
 
 
 @cache

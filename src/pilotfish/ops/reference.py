@@ -214,6 +214,25 @@ def _by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return out
 
 
+@dataclass(frozen=True)
+class _Products:
+    """See `LinearLayer`."""
+
+    layers: Sequence[Linear]
+    norm: Norm | None
+    gated: bool
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(layer.weight.nbytes for layer in self.layers)
+
+    def __call__(self, x: Tensor, delta: Tensor | None) -> list[Tensor]:
+        if self.norm is not None:
+            x = rms_norm(x if delta is None else x.add_(delta), self.norm.weight, self.norm.eps)
+        outputs = [linear(x, layer) for layer in self.layers]
+        return [silu_mul(*outputs)] if self.gated else outputs
+
+
 class ReferenceBackend:
     """The operations of this module; each shape of matrix is checked once for independent rows."""
 
@@ -225,15 +244,7 @@ class ReferenceBackend:
     def make_linear(
         self, projections: Sequence[Projection], norm: Norm | None = None, gated: bool = False
     ) -> LinearLayer:
-        layers = [self._prepare(projection) for projection in projections]
-
-        def run(x: Tensor, delta: Tensor | None) -> list[Tensor]:
-            if norm is not None:
-                x = rms_norm(x if delta is None else x.add_(delta), norm.weight, norm.eps)
-            outputs = [linear(x, layer) for layer in layers]
-            return [silu_mul(*outputs)] if gated else outputs
-
-        return run
+        return _Products([self._prepare(projection) for projection in projections], norm, gated)
 
     def make_embedding(self, weight: RawTensor) -> Callable[[Tensor], Tensor]:
         table = Embedding(raw_bytes(weight), weight.weight_type)
