@@ -1,0 +1,168 @@
+"""What is measured, in which order and from which state; no test here waits for a real clock."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from doubles import ScriptedModel
+from tiny_models import ARCHITECTURES, WIDE, tiny_config, write_tiny_model
+
+import pilotfish
+from pilotfish import _kernels
+from pilotfish.errors import NonFiniteLogitsError
+from pilotfish.model.calibrate import (
+    ForwardTimes,
+    ForwardWork,
+    Stopwatch,
+    forward_work,
+    interleaved,
+    measure_draft_step,
+    measure_forward,
+    measure_limits,
+)
+from pilotfish.ops.native import MachineProbe, NativeBackend
+from pilotfish.ops.reference import ReferenceBackend
+
+ISAS = _kernels.instruction_sets()
+
+
+class FakeClock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TimedModel(ScriptedModel):
+    """A forward takes 10 seconds and 1 for each row, times what `slowness` says to the number of forwards so far."""
+
+    def __init__(self, clock: FakeClock, slowness=lambda calls: 1.0, **options) -> None:
+        super().__init__(**options)
+        self.clock = clock
+        self.slowness = slowness
+
+    def forward(self, batch, store):
+        self.clock.now += (10 + len(batch.input_ids)) * self.slowness(len(self.calls))
+        return super().forward(batch, store)
+
+
+def test_forward_times_are_those_of_the_forwards_alone() -> None:
+    clock = FakeClock()
+    model = TimedModel(clock)
+    times = measure_forward(model, (1, 2, 5, 64), 30, rounds=3, clock=clock)
+    assert times == ForwardTimes(30, {1: 11, 2: 12, 5: 15, 64: 74})
+    assert times.ratios == {1: 1, 2: 12 / 11, 5: 15 / 11, 64: 74 / 11}
+
+
+def test_every_forward_continues_the_same_context_with_logits_for_each_row() -> None:
+    clock = FakeClock()
+    model = TimedModel(clock)
+    measure_forward(model, (1, 5, 3), 30, rounds=3, clock=clock)
+    assert model.rows_per_call == [30, *(1, 5, 3), *(1, 5, 3), *(3, 5, 1), *(1, 5, 3)]
+    for call in model.calls[1:]:
+        num_rows = len(call.input_ids)
+        assert call.positions.tolist() == list(range(30, 30 + num_rows))
+        assert call.logits_indices.tolist() == list(range(num_rows))
+
+
+def test_a_slow_start_and_a_slow_moment_do_not_count() -> None:
+    clock = FakeClock()
+    model = TimedModel(clock, slowness=lambda calls: 9.0 if calls < 4 or calls == 7 else 1.0)
+    assert measure_forward(model, (1, 2), 30, rounds=5, clock=clock).seconds == {1: 11, 2: 12}
+
+
+def test_a_machine_that_slows_down_steadily_gives_equal_work_equal_times() -> None:
+    clock = FakeClock()
+    model = TimedModel(clock, slowness=lambda calls: 1 + 0.25 * calls)
+    stopwatch = Stopwatch(model, 8, clock=clock)
+    seconds = interleaved({name: lambda: stopwatch.forward(1) for name in "abc"}, 2)
+    assert sum(seconds["a"]) == sum(seconds["b"]) == sum(seconds["c"])
+
+
+def test_a_draft_step_is_one_row_and_a_choice() -> None:
+    clock = FakeClock()
+    model = TimedModel(clock)
+    assert measure_draft_step(model, 30, rounds=3, clock=clock) == 11
+    assert model.rows_per_call == [30, 1, 1, 1, 1]
+    with pytest.raises(NonFiniteLogitsError):
+        Stopwatch(TimedModel(clock, nan_at=1), 30, clock=clock).draft_step()
+
+
+def test_prefill_runs_in_chunks_in_a_cache_of_its_own_with_the_last_rows_logits() -> None:
+    clock = FakeClock()
+    model = TimedModel(clock)
+    stopwatch = Stopwatch(model, 0, max_num_batched_tokens=40, clock=clock)
+    assert [stopwatch.prefill(100) for _ in range(2)] == [130, 130]
+    assert model.rows_per_call == [40, 40, 20] * 2
+    assert [call.logits_indices.tolist() for call in model.calls] == [[], [], [19]] * 2
+    assert stopwatch.forward(2) == 12
+    assert model.calls[-1].positions.tolist() == [0, 1]
+
+
+class FakeProbe:
+    """Reads 600 bytes and multiplies 50 times an iteration, ever quicker until the third pass, then slower."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.seconds = iter((3.0, 2.0, 1.0, 4.0) * 2)
+
+    def read(self) -> int:
+        self.clock.now += next(self.seconds)
+        return 600
+
+    def multiply(self, iterations: int) -> int:
+        self.clock.now += next(self.seconds) * iterations
+        return 50 * iterations
+
+
+def test_limits_are_the_best_pass() -> None:
+    clock = FakeClock()
+    limits = measure_limits(FakeProbe(clock), 4, clock)
+    assert (limits.bytes_per_second, limits.macs_per_second) == (600, 50)
+
+
+def test_the_floor_is_reading_or_arithmetic_whichever_takes_longer() -> None:
+    work = ForwardWork(num_bytes=1000, macs_per_row=60)
+    assert [work.floor_seconds(num_rows, 100.0, 20.0) for num_rows in (1, 3, 4, 64)] == [10, 10, 12, 192]
+
+
+class RecordingBackend(NativeBackend):
+    def __init__(self) -> None:
+        super().__init__(_kernels, ISAS[0], 1)
+        self.weights = []
+
+    def make_linear(self, weight, bias):
+        self.weights.append(weight)
+        return super().make_linear(weight, bias)
+
+
+@pytest.mark.parametrize("output", ["tied", "untied"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_work_of_a_forward_is_that_of_all_its_matrices(tmp_path, architecture: str, output: str) -> None:
+    """Rows are multiples of 16, so that panels have no padding, and Q8_0, Q5_0 and F32 keep their files' widths."""
+    types = {"attn_q.weight": "Q5_0", "ffn_down.weight": "F32"}
+    config = tiny_config(architecture, **WIDE)
+    path = write_tiny_model(
+        tmp_path / "tiny.gguf", config=config, weight_type="Q8_0", tensor_types=types, output=output
+    )
+    backend = RecordingBackend()
+    model, _ = pilotfish.load(path, backend=backend)
+    macs = sum(prod(weight.shape) for weight in backend.weights)
+    assert forward_work(model) == ForwardWork(sum(weight.data.nbytes for weight in backend.weights), macs)
+    reference, _ = pilotfish.load(path, backend=ReferenceBackend())
+    assert forward_work(reference) == ForwardWork(4 * macs, macs)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_machines_probe_counts_what_it_did(isa: str, threads: int) -> None:
+    probe = MachineProbe(NativeBackend(_kernels, isa, threads), 5 * 4096 + 100)
+    assert probe.read() == 5 * 4096
+    one_thread = MachineProbe(NativeBackend(_kernels, isa, 1), 4096).multiply(1)
+    assert one_thread > 0
+    assert one_thread % 64 == 0, "a dot product is four multiply-accumulates in each of sixteen lanes"
+    assert [probe.multiply(count) for count in (0, 1, 7)] == [0, threads * one_thread, 7 * threads * one_thread]
