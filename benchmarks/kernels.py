@@ -1,0 +1,401 @@
+"""Measures what a step costs, against what this machine can do and against llama.cpp, all in one run.
+
+Times are medians over rounds that take every measurement once, each second round in reverse (see
+`pilotfish.model.calibrate`), so that pilotfish, llama.cpp and the machine's limits are seen under the same conditions.
+The last line of stdout is one JSON object:
+
+    floor_ratio             M → T(M) / floor(M), with floor(M) = max(bytes / bandwidth, M · MACs / our 64-row rate)
+    t_ratio                 M → T(M) / T(1)
+    peak_share_64           our 64-row rate over the integer peak
+    decode_vs_llamacpp      llama.cpp's T(1) over ours: above 1 pilotfish is quicker; so in all that follow
+    verify5_vs_llamacpp     likewise T(5)
+    prefill_vs_llamacpp     likewise a prompt of 300 tokens
+    speculative_vs_llamacpp decode tokens/s of the pair at k = 4 over llama.cpp's with the target, on the code prompts
+
+T(M) is a forward of M rows with logits for each, behind 64 tokens. llama.cpp runs with its weights repacked and as they
+are in the file, and counts with the better of the two each time; without `llama-cpp-python` (see
+requirements-peers.txt) those figures are null.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pilotfish
+from pilotfish import DraftModelDrafter, SamplingParams, catalog
+from pilotfish.errors import OptionError, PilotfishError
+from pilotfish.loading import find_file
+from pilotfish.model.calibrate import (
+    PROBE_BYTES,
+    ForwardTimes,
+    MachineLimits,
+    Stopwatch,
+    forward_work,
+    interleaved,
+    measure_limits,
+    medians,
+)
+from pilotfish.ops.native import MachineProbe, NativeBackend, choose_backend
+
+ROW_COUNTS = {64: (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 64), 2048: (1, 5)}  # by context length
+PREFILL_TOKENS = 300
+PROPOSAL_LENGTH = 4
+MAX_TOKENS = 96
+GENERATION_ROUNDS = 3
+PROBE_PASSES = 3
+PROFILED_STEPS = 21
+# How long an idle OpenMP thread spins before it sleeps is a few milliseconds.
+SETTLE_SECONDS = 0.05
+PROMPTS = Path(__file__).parent.parent / "tests/data/prompts.json"
+MODES = ("repacked", "plain")
+
+Result = TypeVar("Result")
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class LlamaCppPeer(AbstractContextManager["LlamaCppPeer"]):
+    """A child process with llama.cpp; see llama_cpp_peer.py."""
+
+    def __init__(self, path: Path, threads: int, mode: str) -> None:
+        script = Path(__file__).with_name("llama_cpp_peer.py")
+        command = [sys.executable, str(script), str(path), str(threads), mode]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def call(self, method: str, *arguments: object) -> Any:
+        """What the method returns there."""
+        print(json.dumps([method, *arguments]), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("llama.cpp's process ended; what it said stands above")
+        return json.loads(line)
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class Turns:
+    """Lets one party's threads fall asleep before another works, whose own are first woken by an uncounted step."""
+
+    def __init__(self) -> None:
+        self._party: object = None
+
+    def take(self, party: object, wake: Callable[[], object], measure: Callable[[], float]) -> float:
+        if party is not self._party:
+            time.sleep(SETTLE_SECONDS)
+            wake()
+            self._party = party
+        return measure()
+
+
+class TimedKernels:
+    """The extension's functions, with the time inside them added up."""
+
+    def __init__(self, kernels: object) -> None:
+        self._kernels = kernels
+        self.reset()
+
+    def reset(self) -> None:
+        self.seconds = 0.0
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> object:
+        function = getattr(self._kernels, name)
+        if isinstance(function, type):
+            return function
+
+        def timed(*arguments: object) -> object:
+            start = time.perf_counter()
+            result = function(*arguments)
+            self.seconds += time.perf_counter() - start
+            self.calls += 1
+            return result
+
+        setattr(self, name, timed)
+        return timed
+
+
+def native_backend() -> NativeBackend:
+    backend = choose_backend()
+    if not isinstance(backend, NativeBackend):
+        raise OptionError("the native kernels are missing: there is nothing to measure")
+    return backend
+
+
+def in_fresh_process(function: Callable[..., Result], *arguments: object) -> Result:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def load_and_generate(target: Path, draft: Path) -> dict[str, float]:
+    """Seconds that loading the pair takes, and the most memory resident until it has generated a little."""
+    start = time.perf_counter()
+    model, tokenizer = pilotfish.load(target)
+    draft_model, draft_tokenizer = pilotfish.load(draft)
+    seconds = time.perf_counter() - start
+    pilotfish.speculative_generate(draft_model, model, draft_tokenizer, tokenizer, "def merge(a, b):\n", max_tokens=16)
+    status = Path("/proc/self/status").read_text()
+    kilobytes = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    bound = 1.25 * (target.stat().st_size + draft.stat().st_size) + 400e6
+    return {"load_seconds": seconds, "peak_memory_bytes": 1024 * kilobytes, "peak_memory_bound_bytes": bound}
+
+
+def dispatch_shares(target: Path, draft: Path) -> dict[str, float]:
+    """The share of a one-row target step and of a draft step that passes outside the kernels."""
+    backend = native_backend()
+    timed = TimedKernels(backend.kernels)
+    profiled = NativeBackend(timed, backend.isa, backend.threads)
+    target_steps = Stopwatch(pilotfish.load(target, backend=profiled)[0], 64)
+    draft_steps = Stopwatch(pilotfish.load(draft, backend=profiled)[0], 64)
+    return {
+        "dispatch_share_target_step": outside_share(timed, partial(target_steps.forward, 1)),
+        "dispatch_share_draft_step": outside_share(timed, draft_steps.draft_step),
+    }
+
+
+def outside_share(timed: TimedKernels, step: Callable[[], float]) -> float:
+    """The median share of `step` outside the kernels, less what timing them costs."""
+    cost_inside, cost_in_all = timing_costs()
+    shares = []
+    for _ in range(PROFILED_STEPS):
+        timed.reset()
+        seconds = step()
+        inside = timed.seconds - timed.calls * cost_inside
+        shares.append(1 - inside / (seconds - timed.calls * cost_in_all))
+    return median(shares)
+
+
+def timing_costs() -> tuple[float, float]:
+    """Seconds that timing adds to a call: to the time it is said to take, and in all."""
+    empty = SimpleNamespace(call=lambda *arguments: None)
+    timed = TimedKernels(empty)
+    count = 20_000
+    seconds = []
+    for kernels in (empty, timed):
+        start = time.perf_counter()
+        for _ in range(count):
+            kernels.call(1, 2, 3, 4, 5, 6, 7, 8)
+        seconds.append((time.perf_counter() - start) / count)
+    return timed.seconds / count - seconds[0], seconds[1] - seconds[0]
+
+
+class Pair:
+    """The pair as it is used, and its measurements."""
+
+    def __init__(self, target: Path, draft: Path, backend: NativeBackend) -> None:
+        self.model, self.tokenizer = pilotfish.load(target, backend=backend)
+        self._draft_model, draft_tokenizer = pilotfish.load(draft, backend=backend)
+        self._pair = pilotfish.check_pair(draft_tokenizer, self.tokenizer)
+        self.stopwatches = {length: Stopwatch(self.model, length) for length in ROW_COUNTS}
+        self.draft_stopwatch = Stopwatch(self._draft_model, 64)
+        self.prompts = [
+            self.tokenizer.encode_chat([{"role": "user", "content": prompt["user"]}])
+            for prompt in json.loads(PROMPTS.read_text("utf-8"))
+            if prompt["class"] == "code"
+        ]
+
+    def decode_rate(self, proposal_length: int) -> float:
+        """Tokens after the first per second of decoding, over all prompts."""
+        drafter = DraftModelDrafter(self._draft_model, self._pair) if proposal_length else None
+        sampling = SamplingParams(max_tokens=MAX_TOKENS)
+        results = [
+            pilotfish.generate(
+                self.model,
+                self.tokenizer,
+                prompt,
+                drafter=drafter,
+                proposal_length=proposal_length,
+                sampling=sampling,
+            )
+            for prompt in self.prompts
+        ]
+        num_tokens = sum(result.stats.num_tokens - 1 for result in results)
+        return num_tokens / sum(result.stats.decode_seconds for result in results)
+
+    def peer_decode_rate(self, peer: LlamaCppPeer) -> float:
+        """The same for llama.cpp with the target alone."""
+        eos = sorted(self.tokenizer.eos_token_ids)
+        counts, seconds = zip(*(peer.call("generate", prompt, MAX_TOKENS, eos) for prompt in self.prompts), strict=True)
+        return sum(counts) / sum(seconds)
+
+
+def measure(target: Path, draft: Path, rounds: int) -> dict[str, Any]:
+    backend = native_backend()
+    for path in (target, draft):
+        with path.open("rb") as file:
+            while file.read(1 << 24):  # into the page cache
+                pass
+    note("loading in a fresh process")
+    report: dict[str, Any] = {"backend": backend.name, "rounds": rounds}
+    report |= in_fresh_process(load_and_generate, target, draft)
+    note("profiling in a fresh process")
+    report |= in_fresh_process(dispatch_shares, target, draft)
+    note("preparing")
+    pair = Pair(target, draft, backend)
+    probe = MachineProbe(backend, PROBE_BYTES)
+    with ExitStack() as stack:
+        peers: dict[str, LlamaCppPeer] = {}
+        if importlib.util.find_spec("llama_cpp") is None:
+            note("llama-cpp-python is not installed: nothing to compare with (see requirements-peers.txt)")
+        else:
+            peers = {mode: stack.enter_context(LlamaCppPeer(target, backend.threads, mode)) for mode in MODES}
+        return report | measure_interleaved(pair, probe, peers, rounds)
+
+
+def measure_interleaved(pair: Pair, probe: MachineProbe, peers: dict[str, LlamaCppPeer], rounds: int) -> dict[str, Any]:
+    turns = Turns()
+    limits: list[MachineLimits] = []
+
+    def own(measure: Callable[[], float]) -> Callable[[], float]:
+        return partial(turns.take, pair, partial(pair.stopwatches[64].forward, 1), measure)
+
+    def other(mode: str, method: str, *arguments: int) -> Callable[[], float]:
+        call = peers[mode].call
+        return partial(turns.take, mode, partial(call, "forward", 1, 64), partial(call, method, *arguments))
+
+    def take_limits() -> float:
+        start = time.perf_counter()
+        limits.append(measure_limits(probe, PROBE_PASSES))
+        return time.perf_counter() - start
+
+    measurements: dict[tuple[object, ...], Callable[[], float]] = {}
+    for context_length, row_counts in ROW_COUNTS.items():
+        for num_rows in row_counts:
+            measurements["limits", context_length, num_rows] = own(take_limits)
+            forward = partial(pair.stopwatches[context_length].forward, num_rows)
+            measurements["pilotfish", context_length, num_rows] = own(forward)
+            for mode in peers:
+                measurements[mode, context_length, num_rows] = other(mode, "forward", num_rows, context_length)
+    measurements["pilotfish", "draft"] = own(pair.draft_stopwatch.draft_step)
+    measurements["pilotfish", "prefill"] = own(partial(pair.stopwatches[64].prefill, PREFILL_TOKENS))
+    for mode in peers:
+        measurements[mode, "prefill"] = other(mode, "prefill", PREFILL_TOKENS)
+    note("warming up")
+    interleaved(measurements, 1)
+    limits.clear()
+    note(f"measuring {len(measurements)} things in {rounds} rounds")
+    seconds = medians(interleaved(measurements, rounds))
+
+    generations: dict[str, Callable[[], float]] = {
+        "speculative": own(partial(pair.decode_rate, PROPOSAL_LENGTH)),
+        "target_only": own(partial(pair.decode_rate, 0)),
+    }
+    if peers:
+        quicker = min(peers, key=lambda mode: seconds[mode, 64, 1])
+        wake = partial(peers[quicker].call, "forward", 1, 64)
+        generations["llamacpp"] = partial(turns.take, quicker, wake, partial(pair.peer_decode_rate, peers[quicker]))
+    note("generating")
+    rates = medians(interleaved(generations, min(rounds, GENERATION_ROUNDS)))
+    return summarise(pair, limits, seconds, rates, list(peers))
+
+
+def summarise(
+    pair: Pair,
+    limits: Sequence[MachineLimits],
+    seconds: dict[tuple[object, ...], float],
+    rates: dict[str, float],
+    modes: Sequence[str],
+) -> dict[str, Any]:
+    times = ForwardTimes(64, {num_rows: seconds["pilotfish", 64, num_rows] for num_rows in ROW_COUNTS[64]})
+    work = forward_work(pair.model)
+    bytes_per_second = median(limit.bytes_per_second for limit in limits)
+    peak = median(limit.macs_per_second for limit in limits)
+    own_rate = 64 * work.macs_per_row / times.seconds[64]
+
+    def versus(*what: object) -> float | None:
+        if not modes:
+            return None
+        return min(seconds[(mode, *what)] for mode in modes) / seconds[("pilotfish", *what)]
+
+    def milliseconds(party: str) -> dict[int, dict[int, float]]:
+        return {
+            length: {rows: 1e3 * seconds[party, length, rows] for rows in ROW_COUNTS[length]} for length in ROW_COUNTS
+        }
+
+    return {
+        "floor_ratio": {
+            num_rows: took / work.floor_seconds(num_rows, bytes_per_second, own_rate)
+            for num_rows, took in times.seconds.items()
+        },
+        "t_ratio": times.ratios,
+        "peak_share_64": own_rate / peak,
+        "decode_vs_llamacpp": versus(64, 1),
+        "verify5_vs_llamacpp": versus(64, 5),
+        "prefill_vs_llamacpp": versus("prefill"),
+        "speculative_vs_llamacpp": rates["speculative"] / rates["llamacpp"] if modes else None,
+        "decode_tokens_per_second": rates,
+        "t_ms": milliseconds("pilotfish"),
+        "draft_step_ms": 1e3 * seconds["pilotfish", "draft"],
+        "prefill_ms": 1e3 * seconds["pilotfish", "prefill"],
+        "llamacpp_t_ms": {mode: milliseconds(mode) for mode in modes},
+        "llamacpp_prefill_ms": {mode: 1e3 * seconds[mode, "prefill"] for mode in modes},
+        "bandwidth_bytes_per_second": bytes_per_second,
+        "integer_peak_macs_per_second": peak,
+        "weight_bytes": work.num_bytes,
+        "macs_per_row": work.macs_per_row,
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """What a person wants to see first."""
+    modes = list(report["llamacpp_t_ms"])
+    lines = [f"{report['backend']}, medians of {report['rounds']} rounds, ms"]
+    lines.append("".join(f"{title:>12}" for title in ("context", "rows", "T", "T/T(1)", "T/floor", *modes)))
+    for context_length, times in report["t_ms"].items():
+        for rows, took in times.items():
+            short = context_length == 64
+            cells = [str(context_length), str(rows), f"{took:.1f}"]
+            cells += [f"{report[name][rows]:.2f}" if short else "" for name in ("t_ratio", "floor_ratio")]
+            cells += [f"{report['llamacpp_t_ms'][mode][context_length][rows]:.1f}" for mode in modes]
+            lines.append("".join(f"{cell:>12}" for cell in cells))
+    nested = ("t_ms", "t_ratio", "floor_ratio", "llamacpp_t_ms", "backend", "rounds")
+    return "\n".join([*lines, *(f"{name}: {show(value)}" for name, value in report.items() if name not in nested)])
+
+
+def show(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {show(part)}" for key, part in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    default_target, default_draft = catalog.default_pair()
+    parser = argparse.ArgumentParser(
+        description="Measure what a step costs; the last line of stdout is one JSON object."
+    )
+    parser.add_argument("--model", default=default_target, help="target: a catalog name or a GGUF file")
+    parser.add_argument("--draft-model", default=default_draft, help="draft model: likewise")
+    parser.add_argument("--rounds", type=int, default=7, help="how often everything is measured (7)")
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    try:
+        report = measure(find_file(options.model), find_file(options.draft_model), options.rounds)
+    except PilotfishError as error:
+        note(f"error: {error}")
+        sys.exit(2)
+    if not options.json:
+        print(table(report))
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
