@@ -88,9 +88,9 @@ def compare(reference: Tensor, logits: Tensor) -> Comparison:
     return Comparison(torch.stack(divergences), torch.stack(agrees))
 
 
-def forward(model: Transformer, token_ids: Sequence[int]) -> Tensor:
+def forward(model: Transformer, token_ids: Sequence[int], dtype: torch.dtype = torch.float16) -> Tensor:
     """Logits of every position, in one pass: float32 [n, vocab_size]."""
-    cache = DenseCache(model.config, len(token_ids))
+    cache = DenseCache(model.config, len(token_ids), dtype)
     cache.reserve(len(token_ids))
     [logits] = run_forward(model, [ForwardInput(cache, token_ids, len(token_ids))])
     return logits
@@ -150,7 +150,7 @@ def run(model_name: str, text: Path, num_tokens: int, quiet: bool) -> None:
     logits = forward(model, token_ids)[:, real_ids]
 
     _progress("the same with the reference operations")
-    reference = forward(load(path, backend=ReferenceBackend())[0], token_ids)[:, real_ids]
+    reference = forward(load(path, backend=ReferenceBackend())[0], token_ids, torch.float32)[:, real_ids]
     pilotfish = compare(reference, logits)
 
     _progress("the same with llama.cpp")

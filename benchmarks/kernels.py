@@ -4,7 +4,8 @@ Times are medians over rounds that take every measurement once, each second roun
 `pilotfish.model.calibrate`), so that pilotfish, llama.cpp and the machine's limits are seen under the same conditions.
 The last line of stdout is one JSON object:
 
-    floor_ratio             M → T(M) / floor(M), with floor(M) = max(bytes / bandwidth, M · MACs / our 64-row rate)
+    floor_ratio             M → T(M) / floor(M), with floor(M) = max(bytes / bandwidth, M · MACs / our 64-row rate) and
+                            the bandwidth of the moment, taken beside each forward
     t_ratio                 M → T(M) / T(1)
     peak_share_64           our 64-row rate over the integer peak
     decode_vs_llamacpp      llama.cpp's T(1) over ours: above 1 pilotfish is quicker; so in all that follow
@@ -36,7 +37,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pilotfish
-from pilotfish import DraftModelDrafter, SamplingParams, catalog
+from pilotfish import DraftModelDrafter, SamplingParams, _kernels, catalog
 from pilotfish.errors import OptionError, PilotfishError
 from pilotfish.loading import find_file
 from pilotfish.model.calibrate import (
@@ -106,7 +107,7 @@ class Turns:
 
 
 class TimedKernels:
-    """The extension's functions, with the time inside them added up."""
+    """The extension, with the time inside its functions, and its objects' methods, added up."""
 
     def __init__(self, kernels: object) -> None:
         self._kernels = kernels
@@ -117,17 +118,38 @@ class TimedKernels:
         self.calls = 0
 
     def __getattr__(self, name: str) -> object:
-        function = getattr(self._kernels, name)
-        if isinstance(function, type):
-            return function
+        member = getattr(self._kernels, name)
+        made = partial(self._make, member) if isinstance(member, type) else self.timed(member)
+        setattr(self, name, made)
+        return made
 
-        def timed(*arguments: object) -> object:
+    def timed(self, function: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
             start = time.perf_counter()
             result = function(*arguments)
             self.seconds += time.perf_counter() - start
             self.calls += 1
             return result
 
+        return call
+
+    def _make(self, kind: type, *arguments: object) -> object:
+        plain = [argument.wrapped if isinstance(argument, TimedObject) else argument for argument in arguments]
+        return TimedObject(self, kind(*plain))
+
+
+class TimedObject:
+    """One object of the extension."""
+
+    def __init__(self, kernels: TimedKernels, wrapped: object) -> None:
+        self._kernels = kernels
+        self.wrapped = wrapped
+
+    def __getattr__(self, name: str) -> object:
+        member = getattr(self.wrapped, name)
+        if not callable(member):
+            return member
+        timed = self._kernels.timed(member)
         setattr(self, name, timed)
         return timed
 
@@ -160,7 +182,7 @@ def load_and_generate(target: Path, draft: Path) -> dict[str, float]:
 def dispatch_shares(target: Path, draft: Path) -> dict[str, float]:
     """The share of a one-row target step and of a draft step that passes outside the kernels."""
     backend = native_backend()
-    timed = TimedKernels(backend.kernels)
+    timed = TimedKernels(_kernels)
     profiled = NativeBackend(timed, backend.isa, backend.threads)
     target_steps = Stopwatch(pilotfish.load(target, backend=profiled)[0], 64)
     draft_steps = Stopwatch(pilotfish.load(draft, backend=profiled)[0], 64)
@@ -261,7 +283,9 @@ def measure(target: Path, draft: Path, rounds: int) -> dict[str, Any]:
 
 def measure_interleaved(pair: Pair, probe: MachineProbe, peers: dict[str, LlamaCppPeer], rounds: int) -> dict[str, Any]:
     turns = Turns()
-    limits: list[MachineLimits] = []
+    limits: dict[tuple[int, int], list[MachineLimits]] = {
+        (length, rows): [] for length in ROW_COUNTS for rows in ROW_COUNTS[length]
+    }
 
     def own(measure: Callable[[], float]) -> Callable[[], float]:
         return partial(turns.take, pair, partial(pair.stopwatches[64].forward, 1), measure)
@@ -270,15 +294,15 @@ def measure_interleaved(pair: Pair, probe: MachineProbe, peers: dict[str, LlamaC
         call = peers[mode].call
         return partial(turns.take, mode, partial(call, "forward", 1, 64), partial(call, method, *arguments))
 
-    def take_limits() -> float:
+    def take_limits(context_length: int, num_rows: int) -> float:
         start = time.perf_counter()
-        limits.append(measure_limits(probe, PROBE_PASSES))
+        limits[context_length, num_rows].append(measure_limits(probe, PROBE_PASSES))
         return time.perf_counter() - start
 
     measurements: dict[tuple[object, ...], Callable[[], float]] = {}
     for context_length, row_counts in ROW_COUNTS.items():
         for num_rows in row_counts:
-            measurements["limits", context_length, num_rows] = own(take_limits)
+            measurements["limits", context_length, num_rows] = own(partial(take_limits, context_length, num_rows))
             forward = partial(pair.stopwatches[context_length].forward, num_rows)
             measurements["pilotfish", context_length, num_rows] = own(forward)
             for mode in peers:
@@ -289,9 +313,11 @@ def measure_interleaved(pair: Pair, probe: MachineProbe, peers: dict[str, LlamaC
         measurements[mode, "prefill"] = other(mode, "prefill", PREFILL_TOKENS)
     note("warming up")
     interleaved(measurements, 1)
-    limits.clear()
+    for taken in limits.values():
+        taken.clear()
     note(f"measuring {len(measurements)} things in {rounds} rounds")
-    seconds = medians(interleaved(measurements, rounds))
+    samples = interleaved(measurements, rounds)
+    seconds = medians(samples)
 
     generations: dict[str, Callable[[], float]] = {
         "speculative": own(partial(pair.decode_rate, PROPOSAL_LENGTH)),
@@ -303,20 +329,21 @@ def measure_interleaved(pair: Pair, probe: MachineProbe, peers: dict[str, LlamaC
         generations["llamacpp"] = partial(turns.take, quicker, wake, partial(pair.peer_decode_rate, peers[quicker]))
     note("generating")
     rates = medians(interleaved(generations, min(rounds, GENERATION_ROUNDS)))
-    return summarise(pair, limits, seconds, rates, list(peers))
+    return summarise(pair, limits, samples, rates, list(peers))
 
 
 def summarise(
     pair: Pair,
-    limits: Sequence[MachineLimits],
-    seconds: dict[tuple[object, ...], float],
+    limits: dict[tuple[int, int], list[MachineLimits]],
+    samples: dict[tuple[object, ...], list[float]],
     rates: dict[str, float],
     modes: Sequence[str],
 ) -> dict[str, Any]:
+    seconds = medians(samples)
     times = ForwardTimes(64, {num_rows: seconds["pilotfish", 64, num_rows] for num_rows in ROW_COUNTS[64]})
     work = forward_work(pair.model)
-    bytes_per_second = median(limit.bytes_per_second for limit in limits)
-    peak = median(limit.macs_per_second for limit in limits)
+    bytes_per_second = median(limit.bytes_per_second for taken in limits.values() for limit in taken)
+    peak = median(limit.macs_per_second for taken in limits.values() for limit in taken)
     own_rate = 64 * work.macs_per_row / times.seconds[64]
 
     def versus(*what: object) -> float | None:
@@ -331,8 +358,11 @@ def summarise(
 
     return {
         "floor_ratio": {
-            num_rows: took / work.floor_seconds(num_rows, bytes_per_second, own_rate)
-            for num_rows, took in times.seconds.items()
+            num_rows: median(
+                took / work.floor_seconds(num_rows, limit.bytes_per_second, own_rate)
+                for took, limit in zip(samples["pilotfish", 64, num_rows], limits[64, num_rows], strict=True)
+            )
+            for num_rows in ROW_COUNTS[64]
         },
         "t_ratio": times.ratios,
         "peak_share_64": own_rate / peak,

@@ -135,9 +135,9 @@ class RecordingBackend(NativeBackend):
         super().__init__(_kernels, ISAS[0], 1)
         self.weights = []
 
-    def make_linear(self, weight, bias):
-        self.weights.append(weight)
-        return super().make_linear(weight, bias)
+    def make_linear(self, projections, norm=None, gated=False):
+        self.weights += [projection.weight for projection in projections]
+        return super().make_linear(projections, norm, gated)
 
 
 @pytest.mark.parametrize("output", ["tied", "untied"])

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from pilotfish.config import ModelConfig
 from pilotfish.kvcache import DenseCache
 from pilotfish.model.batch import ForwardInput, ForwardModel, run_forward
-from pilotfish.ops import reference as ops
+from pilotfish.ops.native import argmax
 
 Clock = Callable[[], float]
 """Seconds since some fixed moment."""
@@ -119,7 +119,7 @@ class Stopwatch:
         start = self._clock()
         (logits,) = run_forward(self._model, [feed])
         if chooses:
-            ops.argmax(logits)
+            argmax(logits)
         seconds = self._clock() - start
         self._cache.rewind(num_rows)
         return seconds
