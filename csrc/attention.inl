@@ -60,6 +60,29 @@ inline void exponentials(float* scores, int64_t length, float* largest, float* s
   *sum = fold_sum(sums) + fold_sum(poison) + (*largest - *largest);
 }
 
+// The sums of values, each times its weight, for kHeads heads: weights [kHeads][chunk], y [kHeads][head_dim].
+template <int kMaxParts, int kHeads, class At>
+inline void weighted_values(At at, const float* weights, int64_t length, int64_t head_dim, float* y) {
+  f32x16 total[kHeads][kMaxParts];
+  for (int h = 0; h < kHeads; h++) {
+    for (int part = 0; part < kMaxParts; part++) total[h][part] = f32_zero();
+  }
+  for (int64_t i = 0; i < length; i++) {
+    const uint16_t* value = at(i);
+    for (int part = 0; part < kMaxParts && part * kLanes < head_dim; part++) {
+      const f32x16 values = f16_load_up_to(value + part * kLanes, head_dim - part * kLanes);
+      for (int h = 0; h < kHeads; h++) {
+        total[h][part] = fma(f32_set(weights[h * kAttentionChunk + i]), values, total[h][part]);
+      }
+    }
+  }
+  for (int h = 0; h < kHeads; h++) {
+    for (int part = 0; part < kMaxParts && part * kLanes < head_dim; part++) {
+      f32_store_up_to(y + h * head_dim + part * kLanes, head_dim - part * kLanes, total[h][part]);
+    }
+  }
+}
+
 // kParts: head_dim / 16 where that is known when compiling, else 0.
 template <int kParts>
 void attention_chunk(const AttentionBatch& batch, const float* q, int64_t sequence, int64_t kv_head, int64_t first,
@@ -76,6 +99,7 @@ void attention_chunk(const AttentionBatch& batch, const float* q, int64_t sequen
   auto at = [&](const uint16_t* store, int64_t i) {
     return store + (offsets[i] * batch.num_kv_heads + kv_head) * head_dim;
   };
+  auto at_values = [&](int64_t i) { return at(batch.values, i); };
 
   // scratch: the query heads, scaled and filled up [group][parts][16]; scores [group][chunk]; 16 products [group][16][16]
   float *queries = scratch, *scores = queries + group * parts * kLanes, *products = scores + group * kAttentionChunk;
@@ -108,19 +132,18 @@ void attention_chunk(const AttentionBatch& batch, const float* q, int64_t sequen
     }
   }
   for (int64_t h = 0; h < group; h++) exponentials(scores + h * kAttentionChunk, length, largest + h, sums + h);
-  for (int64_t h = 0; h < group; h++) {
+  // As many heads share a value's conversion as there are registers for their sums.
+  constexpr int64_t kHeads = kParts ? kTileRows * 2 / kParts : 1;
+  for (int64_t h = 0; h < group; h += kHeads) {
+    const int64_t heads = group - h < kHeads ? group - h : kHeads;
     const float* weights = scores + h * kAttentionChunk;
-    f32x16 total[kMaxParts];
-    for (int64_t part = 0; part < parts; part++) total[part] = f32_zero();
-    for (int64_t i = 0; i < length; i++) {
-      const uint16_t* value = at(batch.values, i);
-      const f32x16 weight = f32_set(weights[i]);
-      for (int64_t part = 0; part < parts; part++) {
-        total[part] = fma(weight, f16_load_up_to(value + part * kLanes, head_dim - part * kLanes), total[part]);
+    if (heads == kHeads) {
+      weighted_values<kMaxParts, kHeads>(at_values, weights, length, head_dim, weighted + h * head_dim);
+    } else {
+      for (int64_t i = 0; i < heads; i++) {
+        weighted_values<kMaxParts, 1>(at_values, weights + i * kAttentionChunk, length, head_dim,
+                                      weighted + (h + i) * head_dim);
       }
-    }
-    for (int64_t part = 0; part < parts; part++) {
-      f32_store_up_to(weighted + h * head_dim + part * kLanes, head_dim - part * kLanes, total[part]);
     }
   }
 }

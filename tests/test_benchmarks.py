@@ -113,7 +113,7 @@ def test_accuracy_ends_with_one_json_object_and_needs_no_llama_cpp(
     ]  # fmt: skip
     assert "llama-cpp-python is not installed" in captured.err
     if weight_type == "F32":
-        assert 0 <= found["kl_pilotfish"] < 1e-7  # keys and values are float16
+        assert 0 <= found["kl_pilotfish"] < 1e-5  # keys and values are float16
         assert found["top1_pilotfish"] == 1
     else:
         assert 1e-7 < found["kl_pilotfish"] < 0.1

@@ -570,7 +570,7 @@ class CountingLayer:
         return self.layer.num_bytes
 
     def __call__(self, x: Tensor, delta: Tensor | None) -> list[Tensor]:
-        self.products += [(len(x), projection.weight.shape[0]) for projection in self.projections]
+        self.products.extend((len(x), projection.weight.shape[0]) for projection in self.projections)
         return self.layer(x, delta)
 
 
