@@ -31,19 +31,14 @@ inline void rotate(float* x, const float* cos, const float* sin, int64_t half) {
   }
 }
 
-void rotary_write(const RotaryBatch& batch, float* q, float* k, const float* v) {
+void rotary_write(const AttentionBatch& batch, const LayerCache& cache, int64_t row, float* qkv) {
   const int64_t half = batch.head_dim / 2, kv_size = batch.num_kv_heads * batch.head_dim;
-  for (int64_t row = 0; row < batch.num_rows; row++, k += kv_size, v += kv_size) {
-    const float *cos = batch.cos + batch.positions[row] * half, *sin = batch.sin + batch.positions[row] * half;
-    for (int64_t h = 0; h < batch.num_heads; h++, q += batch.head_dim) rotate(q, cos, sin, half);
-    for (int64_t h = 0; h < batch.num_kv_heads; h++) rotate(k + h * batch.head_dim, cos, sin, half);
-    const int64_t slot = batch.slot_mapping[row];
-    f16_store_all(k, kv_size, batch.keys + slot * kv_size);
-    f16_store_all(v, kv_size, batch.values + slot * kv_size);
-    int32_t* filled = batch.filled + slot / batch.page_size;
-    const int32_t end = static_cast<int32_t>(slot % batch.page_size + 1);
-    *filled = *filled > end ? *filled : end;
-  }
+  const float *cos = batch.cos + batch.positions[row] * half, *sin = batch.sin + batch.positions[row] * half;
+  for (int64_t h = 0; h < batch.num_heads + batch.num_kv_heads; h++) rotate(qkv + h * batch.head_dim, cos, sin, half);
+  const float *k = qkv + batch.num_heads * batch.head_dim, *v = k + kv_size;
+  const int64_t slot = batch.slot_mapping[row];
+  f16_store_all(k, kv_size, cache.keys + slot * kv_size);
+  f16_store_all(v, kv_size, cache.values + slot * kv_size);
 }
 
 // Scores to exp(score - largest), filled up to 16 with scores that count nothing.
@@ -85,8 +80,9 @@ inline void weighted_values(At at, const float* weights, int64_t length, int64_t
 
 // kParts: head_dim / 16 where that is known when compiling, else 0.
 template <int kParts>
-void attention_chunk(const AttentionBatch& batch, const float* q, int64_t sequence, int64_t kv_head, int64_t first,
-                     int64_t last, float* scratch, float* largest, float* sums, float* weighted) {
+void attention_chunk(const AttentionBatch& batch, const LayerCache& cache, const float* q, int64_t sequence,
+                     int64_t kv_head, int64_t first, int64_t last, float* scratch, float* largest, float* sums,
+                     float* weighted) {
   constexpr int kMaxParts = kParts ? kParts : kMaxHeadDim / kLanes;
   const int64_t group = batch.num_heads / batch.num_kv_heads, head_dim = kParts ? kParts * kLanes : batch.head_dim;
   const int64_t parts = kParts ? kParts : (head_dim + kLanes - 1) / kLanes, length = last - first;
@@ -99,7 +95,7 @@ void attention_chunk(const AttentionBatch& batch, const float* q, int64_t sequen
   auto at = [&](const uint16_t* store, int64_t i) {
     return store + (offsets[i] * batch.num_kv_heads + kv_head) * head_dim;
   };
-  auto at_values = [&](int64_t i) { return at(batch.values, i); };
+  auto at_values = [&](int64_t i) { return at(cache.values, i); };
 
   // scratch: the query heads, scaled and filled up [group][parts][16]; scores [group][chunk]; 16 products [group][16][16]
   float *queries = scratch, *scores = queries + group * parts * kLanes, *products = scores + group * kAttentionChunk;
@@ -112,7 +108,7 @@ void attention_chunk(const AttentionBatch& batch, const float* q, int64_t sequen
   }
   for (int64_t start = 0; start < length; start += kLanes) {
     for (int64_t i = 0; i < kLanes; i++) {
-      const uint16_t* key = at(batch.keys, start + i < length ? start + i : start);
+      const uint16_t* key = at(cache.keys, start + i < length ? start + i : start);
       f32x16 values[kMaxParts];
       for (int64_t part = 0; part < parts; part++) {
         values[part] = f16_load_up_to(key + part * kLanes, head_dim - part * kLanes);
@@ -148,12 +144,13 @@ void attention_chunk(const AttentionBatch& batch, const float* q, int64_t sequen
   }
 }
 
-void attention_chunk(const AttentionBatch& batch, const float* q, int64_t sequence, int64_t kv_head, int64_t first,
-                     int64_t last, float* scratch, float* largest, float* sums, float* weighted) {
+void attention_chunk(const AttentionBatch& batch, const LayerCache& cache, const float* q, int64_t sequence,
+                     int64_t kv_head, int64_t first, int64_t last, float* scratch, float* largest, float* sums,
+                     float* weighted) {
   switch (batch.head_dim) {
-    case 64: return attention_chunk<4>(batch, q, sequence, kv_head, first, last, scratch, largest, sums, weighted);
-    case 128: return attention_chunk<8>(batch, q, sequence, kv_head, first, last, scratch, largest, sums, weighted);
-    default: return attention_chunk<0>(batch, q, sequence, kv_head, first, last, scratch, largest, sums, weighted);
+    case 64: return attention_chunk<4>(batch, cache, q, sequence, kv_head, first, last, scratch, largest, sums, weighted);
+    case 128: return attention_chunk<8>(batch, cache, q, sequence, kv_head, first, last, scratch, largest, sums, weighted);
+    default: return attention_chunk<0>(batch, cache, q, sequence, kv_head, first, last, scratch, largest, sums, weighted);
   }
 }
 

@@ -48,24 +48,30 @@ struct Matrix {
   const float* bias;  // [num_outputs], or null
 };
 
+// Where outputs go: row r of a matrix starts at data + r · stride.
+struct Output {
+  float* data;
+  int64_t stride;
+};
+
 // Weights are read once, in order, and asked for so many bytes ahead.
 constexpr int kPrefetchBytes = 3072;
 
-// One layer's cache and what of it each sequence holds; see ForwardBatch in model/batch.py.
+// The rows of one forward and what they see; see ForwardBatch in model/batch.py. A row of qkv holds its query heads, then
+// its key heads, then its value heads.
 struct AttentionBatch {
-  const uint16_t* keys;  // float16 [num_pages, page_size, num_kv_heads, head_dim], and so are values
-  const uint16_t* values;
-  const int32_t* page_table;  // [num_seqs, max_pages]
-  int64_t max_pages, page_size, num_heads, num_kv_heads, head_dim;
+  const int32_t *positions, *slot_mapping;  // [num_rows]
+  const int32_t* page_table;                // [num_seqs, max_pages]
+  const float *cos, *sin;                   // [num_positions, head_dim / 2]
+  int64_t num_rows, max_pages, page_size, num_heads, num_kv_heads, head_dim;
+
+  int64_t row_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
 
-// Where new rows stand, and the layer's cache that takes their keys and values.
-struct RotaryBatch {
-  const int32_t *positions, *slot_mapping;  // [num_rows]
-  const float *cos, *sin;                   // [num_positions, head_dim / 2]
-  uint16_t *keys, *values;                  // float16 [num_slots, num_kv_heads, head_dim]
-  int32_t* filled;                          // [num_pages]: slots written of each page
-  int64_t num_rows, page_size, num_heads, num_kv_heads, head_dim;
+// One layer's cache.
+struct LayerCache {
+  uint16_t *keys, *values;  // float16 [num_pages, page_size, num_kv_heads, head_dim]
+  int32_t* filled;          // [num_pages]: slots written of each page
 };
 
 struct Kernels {
@@ -74,18 +80,19 @@ struct Kernels {
   void (*add_rms_norm)(float* x, const float* delta, const float* weight, float eps, int64_t size, float* y);
   // Fills in the blocks first … last - 1 of all rows, or of one.
   void (*quantize)(const Activations& x, int64_t first_block, int64_t last_block, int64_t first_row, int64_t last_row);
-  // y [num_rows, num_outputs]: the columns of panels first … last - 1 of the packed matrix, 16 each.
-  void (*linear)(const Matrix& matrix, int64_t first, int64_t last, const Activations& x, float* y);
+  // The outputs of panels first … last - 1 of the packed matrix, 16 each.
+  void (*linear)(const Matrix& matrix, int64_t first, int64_t last, const Activations& x, const Output& y);
   // The same for silu(gate · x) · (up · x).
   void (*gated_linear)(const Matrix& gate, const Matrix& up, int64_t first, int64_t last, const Activations& gate_x,
-                       const Activations& up_x, float* y);
-  // Rotates q [num_rows, num_heads, head_dim] and k in place, and writes k and v into the cache.
-  void (*rotary_write)(const RotaryBatch& batch, float* q, float* k, const float* v);
+                       const Activations& up_x, const Output& y);
+  // Rotates the query and key heads of one row in place, and writes its keys and values into the cache.
+  void (*rotary_write)(const AttentionBatch& batch, const LayerCache& cache, int64_t row, float* qkv);
   // The query heads q [num_heads / num_kv_heads, head_dim] of one row that share a key/value head, over one chunk of
   // the context of a sequence. Per head: the largest score, the sum of exp(score - largest), and the sum of values so
   // weighted [head_dim]. `scratch` holds the heads, filled up to lanes, and for each head kAttentionChunk + 16² floats.
-  void (*attention_chunk)(const AttentionBatch& batch, const float* q, int64_t sequence, int64_t kv_head, int64_t first,
-                          int64_t last, float* scratch, float* largest, float* sums, float* weighted);
+  void (*attention_chunk)(const AttentionBatch& batch, const LayerCache& cache, const float* q, int64_t sequence,
+                          int64_t kv_head, int64_t first, int64_t last, float* scratch, float* largest, float* sums,
+                          float* weighted);
   // Puts the chunks of one head together, in their order: y [head_dim].
   void (*attention_merge)(int64_t num_chunks, int64_t head_dim, const float* largest, const float* sums,
                           const float* weighted, int64_t stride, float* y);

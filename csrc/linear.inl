@@ -276,7 +276,8 @@ void panel_outputs(const Matrix& matrix, int64_t panel, const Activations& x, in
 }
 
 template <class Outputs>
-void for_panels(int64_t num_outputs, int64_t first, int64_t last, int64_t num_rows, float* y, Outputs outputs) {
+void for_panels(int64_t num_outputs, int64_t first, int64_t last, int64_t num_rows, const Output& y,
+                Outputs outputs) {
   alignas(64) float out[kMaxRows * kLanes];
   for (int64_t panel = first; panel < last; panel++) {
     const int64_t column = panel * kLanes;
@@ -284,20 +285,20 @@ void for_panels(int64_t num_outputs, int64_t first, int64_t last, int64_t num_ro
       const int64_t count = num_rows - row < kMaxRows ? num_rows - row : kMaxRows;
       outputs(panel, row, count, out);
       for (int64_t r = 0; r < count; r++) {
-        f32_store_up_to(y + (row + r) * num_outputs + column, num_outputs - column, f32_load(out + kLanes * r));
+        f32_store_up_to(y.data + (row + r) * y.stride + column, num_outputs - column, f32_load(out + kLanes * r));
       }
     }
   }
 }
 
-void linear(const Matrix& matrix, int64_t first, int64_t last, const Activations& x, float* y) {
+void linear(const Matrix& matrix, int64_t first, int64_t last, const Activations& x, const Output& y) {
   for_panels(matrix.num_outputs, first, last, x.num_rows, y, [&](int64_t panel, int64_t row, int64_t count, float* out) {
     panel_outputs(matrix, panel, x, row, count, out);
   });
 }
 
 void gated_linear(const Matrix& gate, const Matrix& up, int64_t first, int64_t last, const Activations& gate_x,
-                  const Activations& up_x, float* y) {
+                  const Activations& up_x, const Output& y) {
   for_panels(gate.num_outputs, first, last, gate_x.num_rows, y, [&](int64_t panel, int64_t row, int64_t count, float* out) {
     alignas(64) float factors[kMaxRows * kLanes];
     panel_outputs(gate, panel, gate_x, row, count, out);

@@ -148,29 +148,6 @@ struct Variant {
 
   Variant(const std::string& isa, int threads_) : kernels(&find(isa)), threads(threads_) {}
 
-  void rotary_write(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t positions, uintptr_t slot_mapping, uintptr_t cos,
-                    uintptr_t sin, uintptr_t keys, uintptr_t values, uintptr_t filled, int64_t num_rows,
-                    int64_t page_size, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) const {
-    const FloatMode mode;
-    const RotaryBatch batch = {pointer<const int32_t>(positions),
-                               pointer<const int32_t>(slot_mapping),
-                               pointer<const float>(cos),
-                               pointer<const float>(sin),
-                               pointer<uint16_t>(keys),
-                               pointer<uint16_t>(values),
-                               pointer<int32_t>(filled),
-                               num_rows,
-                               page_size,
-                               num_heads,
-                               num_kv_heads,
-                               head_dim};
-    kernels->rotary_write(batch, pointer<float>(q), pointer<float>(k), pointer<const float>(v));
-  }
-
-  void attention(uintptr_t q, uintptr_t keys, uintptr_t values, uintptr_t query_start_loc, uintptr_t seq_lens,
-                 uintptr_t page_table, int64_t num_seqs, int64_t max_pages, int64_t page_size, int64_t num_heads,
-                 int64_t num_kv_heads, int64_t head_dim, uintptr_t y) const;
-
   // [num_rows, size] to [num_rows].
   std::vector<int64_t> argmax(uintptr_t x, int64_t num_rows, int64_t size) const {
     std::vector<int64_t> best(num_rows);
@@ -211,64 +188,117 @@ struct Variant {
   }
 };
 
-void Variant::attention(uintptr_t q, uintptr_t keys, uintptr_t values, uintptr_t query_start_loc, uintptr_t seq_lens,
-                        uintptr_t page_table, int64_t num_seqs, int64_t max_pages, int64_t page_size,
-                        int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, uintptr_t y) const {
-  const AttentionBatch batch = {pointer<const uint16_t>(keys),
-                                pointer<const uint16_t>(values),
-                                pointer<const int32_t>(page_table),
-                                max_pages,
-                                page_size,
-                                num_heads,
-                                num_kv_heads,
-                                head_dim};
-  struct Row {
-    int64_t sequence, length;  // what it sees of its sequence, itself included
-  };
-  std::vector<Row> rows;
-  const int32_t *starts = pointer<const int32_t>(query_start_loc), *lengths = pointer<const int32_t>(seq_lens);
-  int64_t longest = 0;
-  for (int64_t s = 0; s < num_seqs; s++) {
-    longest = std::max<int64_t>(longest, lengths[s]);
-    for (int64_t row = starts[s]; row < starts[s + 1]; row++) rows.push_back({s, lengths[s] - (starts[s + 1] - row) + 1});
+// The attention of one forward: what all its layers share.
+class Attention {
+ public:
+  // keys and values: float16 [num_layers, num_pages, page_size, num_kv_heads, head_dim]; filled: [num_layers, num_pages].
+  Attention(const Variant& variant, uintptr_t positions, uintptr_t slot_mapping, uintptr_t query_start_loc,
+            uintptr_t seq_lens, uintptr_t page_table, uintptr_t cos, uintptr_t sin, uintptr_t keys, uintptr_t values,
+            uintptr_t filled, int64_t num_seqs, int64_t max_pages, int64_t num_pages, int64_t page_size,
+            int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
+      : variant_(variant),
+        num_pages_(num_pages),
+        cache_{pointer<uint16_t>(keys), pointer<uint16_t>(values), pointer<int32_t>(filled)} {
+    const int32_t *starts = pointer<const int32_t>(query_start_loc), *lengths = pointer<const int32_t>(seq_lens);
+    for (int64_t s = 0; s < num_seqs; s++) {
+      longest_ = std::max<int64_t>(longest_, lengths[s]);
+      for (int64_t row = starts[s]; row < starts[s + 1]; row++) {
+        rows_.push_back({s, lengths[s] - (starts[s + 1] - row) + 1});
+      }
+    }
+    batch_ = {pointer<const int32_t>(positions),
+              pointer<const int32_t>(slot_mapping),
+              pointer<const int32_t>(page_table),
+              pointer<const float>(cos),
+              pointer<const float>(sin),
+              static_cast<int64_t>(rows_.size()),
+              max_pages,
+              page_size,
+              num_heads,
+              num_kv_heads,
+              head_dim};
   }
-  const int64_t num_rows = static_cast<int64_t>(rows.size()), group = num_heads / num_kv_heads;
-  const int64_t max_chunks = ceil_div(longest, kAttentionChunk);
-  // As many rows at once as have room for what their chunks give in 16 MB.
-  const int64_t at_once = std::max<int64_t>(1, (1 << 22) / std::max<int64_t>(1, max_chunks * num_heads * (head_dim + 2)));
-  const int64_t results = std::min(at_once, num_rows) * max_chunks * num_heads;
-  thread_local std::vector<float> memory;
-  float *largest = scratch(memory, results * (head_dim + 2)), *sums = largest + results, *weighted = sums + results;
-  const int team = team_size(num_rows * num_heads * longest * head_dim, threads);
 
-  for (int64_t first = 0; first < num_rows; first += at_once) {
-    const int64_t count = std::min(at_once, num_rows - first);
+  // qkv [num_rows, (num_heads + 2 num_kv_heads) · head_dim], of which queries and keys are rotated in place;
+  // y [num_rows, num_heads · head_dim].
+  void run(int64_t layer, uintptr_t qkv, uintptr_t y) const {
+    const int64_t layer_size = num_pages_ * batch_.page_size * batch_.num_kv_heads * batch_.head_dim;
+    const LayerCache cache = {cache_.keys + layer * layer_size, cache_.values + layer * layer_size,
+                              cache_.filled + layer * num_pages_};
+    float* rows = pointer<float>(qkv);
+    for (int64_t row = 0; row < batch_.num_rows; row++) {
+      const int32_t slot = batch_.slot_mapping[row];
+      int32_t& filled = cache.filled[slot / batch_.page_size];
+      filled = std::max<int32_t>(filled, slot % static_cast<int32_t>(batch_.page_size) + 1);
+    }
+    const int64_t max_chunks = ceil_div(longest_, kAttentionChunk), num_heads = batch_.num_heads;
+    // As many rows at once as have room for what their chunks give in 16 MB.
+    const int64_t at_once =
+        std::max<int64_t>(1, (1 << 22) / std::max<int64_t>(1, max_chunks * num_heads * (batch_.head_dim + 2)));
+    const int64_t results = std::min(at_once, batch_.num_rows) * max_chunks * num_heads;
+    thread_local std::vector<float> memory;
+    float* largest = scratch(memory, results * (batch_.head_dim + 2));
+    const Chunks chunks = {largest, largest + results, largest + 2 * results, max_chunks};
+    const int team = team_size(batch_.num_rows * num_heads * longest_ * batch_.head_dim, variant_.threads);
 #pragma omp parallel num_threads(team)
     {
       const FloatMode mode;
-      thread_local std::vector<float> own_memory;
-      float* own = scratch(own_memory, group * (ceil_div(head_dim, kLanes) * kLanes + kAttentionChunk + kLanes * kLanes));
-#pragma omp for schedule(dynamic)
-      for (int64_t task = 0; task < count * num_kv_heads * max_chunks; task++) {
-        const int64_t index = task / (num_kv_heads * max_chunks), chunk = task / num_kv_heads % max_chunks;
-        const int64_t row = first + index, head = task % num_kv_heads * group, start = chunk * kAttentionChunk;
-        if (start >= rows[row].length) continue;
-        const int64_t result = (index * max_chunks + chunk) * num_heads + head;
-        kernels->attention_chunk(batch, pointer<const float>(q) + (row * num_heads + head) * head_dim, rows[row].sequence,
-                                 task % num_kv_heads, start,
-                                 std::min<int64_t>(start + kAttentionChunk, rows[row].length), own, largest + result,
-                                 sums + result, weighted + result * head_dim);
-      }
 #pragma omp for schedule(static)
-      for (int64_t task = 0; task < count * num_heads; task++) {
-        const int64_t row = first + task / num_heads, result = task / num_heads * max_chunks * num_heads + task % num_heads;
-        kernels->attention_merge(ceil_div(rows[row].length, kAttentionChunk), head_dim, largest + result, sums + result,
-                                 weighted + result * head_dim, num_heads,
-                                 pointer<float>(y) + (first * num_heads + task) * head_dim);
+      for (int64_t row = 0; row < batch_.num_rows; row++) {
+        variant_.kernels->rotary_write(batch_, cache, row, rows + row * batch_.row_size());
+      }
+      for (int64_t first = 0; first < batch_.num_rows; first += at_once) {
+        attend(cache, first, std::min(at_once, batch_.num_rows - first), rows, chunks, pointer<float>(y));
       }
     }
   }
-}
+
+ private:
+  struct Row {
+    int64_t sequence, length;  // what it sees of its sequence, itself included
+  };
+
+  // What the chunks of some rows give: [rows, max_chunks, num_heads], weighted values [..., head_dim].
+  struct Chunks {
+    float *largest, *sums, *weighted;
+    int64_t max_chunks;
+  };
+
+  // The rows first … first + count - 1, shared by the workers of the parallel region that calls this.
+  void attend(const LayerCache& cache, int64_t first, int64_t count, const float* qkv, const Chunks& chunks,
+              float* y) const {
+    const int64_t heads = batch_.num_heads, kv_heads = batch_.num_kv_heads, head_dim = batch_.head_dim;
+    const int64_t group = heads / kv_heads, max_chunks = chunks.max_chunks;
+    thread_local std::vector<float> memory;
+    float* own = scratch(memory, group * (ceil_div(head_dim, kLanes) * kLanes + kAttentionChunk + kLanes * kLanes));
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < count * kv_heads * max_chunks; task++) {
+      const int64_t index = task / (kv_heads * max_chunks), chunk = task / kv_heads % max_chunks;
+      const int64_t kv_head = task % kv_heads, start = chunk * kAttentionChunk;
+      const Row& row = rows_[first + index];
+      if (start >= row.length) continue;
+      const int64_t result = (index * max_chunks + chunk) * heads + kv_head * group;
+      variant_.kernels->attention_chunk(
+          batch_, cache, qkv + (first + index) * batch_.row_size() + kv_head * group * head_dim, row.sequence, kv_head,
+          start, std::min<int64_t>(start + kAttentionChunk, row.length), own, chunks.largest + result,
+          chunks.sums + result, chunks.weighted + result * head_dim);
+    }
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < count * heads; task++) {
+      const int64_t index = task / heads, result = index * max_chunks * heads + task % heads;
+      variant_.kernels->attention_merge(ceil_div(rows_[first + index].length, kAttentionChunk), head_dim,
+                                        chunks.largest + result, chunks.sums + result,
+                                        chunks.weighted + result * head_dim, heads,
+                                        y + (first * heads + task) * head_dim);
+    }
+  }
+
+  Variant variant_;
+  int64_t num_pages_, longest_ = 0;
+  LayerCache cache_;
+  AttentionBatch batch_;
+  std::vector<Row> rows_;
+};
 
 // The units of work of one worker. It takes from the front; a worker that has nothing left takes from the back of
 // another's, so that a core that is slower, or busy with something else, does not keep the rest waiting.
@@ -320,6 +350,8 @@ class LinearLayer {
     if (bias != 0) part.bias.assign(pointer<const float>(bias), pointer<const float>(bias) + num_outputs);
     uses_32_ = uses_32_ || shape.weights == 32;
     uses_256_ = uses_256_ || shape.weights == 256;
+    part.column = num_outputs_;
+    num_outputs_ += num_outputs;
     num_bytes_ += part.panels() * part.panel_bytes;
     parts_.push_back(std::move(part));
   }
@@ -342,9 +374,9 @@ class LinearLayer {
 
   int64_t num_bytes() const { return num_bytes_; }
 
-  // x [num_rows, k]; with a norm x becomes x + delta, where there is a delta. One output for each matrix, or for a
-  // gated pair.
-  void run(uintptr_t x, uintptr_t delta, int64_t num_rows, const std::vector<uintptr_t>& outputs) const {
+  // x [num_rows, k]; with a norm x becomes x + delta, where there is a delta. A row of y holds the outputs of all
+  // matrices one after the other, or those of a gated pair.
+  void run(uintptr_t x, uintptr_t delta, int64_t num_rows, uintptr_t y) const {
     if (num_rows == 0) return;
     thread_local std::vector<float> floats;
     thread_local std::vector<int8_t> codes;
@@ -373,7 +405,7 @@ class LinearLayer {
       for (int other = 0; other < self.count; other++) {
         int64_t first, last;
         while (share[(self.index + other) % self.count].take(units_at_once(), other != 0, &first, &last)) {
-          multiply(first, last, with_32, with_256, outputs);
+          multiply(first, last, with_32, with_256, pointer<float>(y));
         }
       }
     }
@@ -386,7 +418,8 @@ class LinearLayer {
     WeightType type;
     const uint8_t* rows;
     int64_t num_outputs, panel_bytes;
-    int64_t start = 0, stride = 0;  // where the panels lie
+    int64_t column;                 // where its outputs stand in a row
+    int64_t start = 0, stride = 0;  // where its panels lie
     std::vector<float> bias;
 
     int64_t panels() const { return ceil_div(num_outputs, kLanes); }
@@ -435,29 +468,27 @@ class LinearLayer {
     }
   }
 
-  void multiply(int64_t first, int64_t last, const Activations& with_32, const Activations& with_256,
-                const std::vector<uintptr_t>& outputs) const {
+  void multiply(int64_t first, int64_t last, const Activations& with_32, const Activations& with_256, float* y) const {
     auto input = [&](const Part& part) -> const Activations& {
       return block_shape(part.type).weights == 256 ? with_256 : with_32;
     };
     if (gated_) {
       variant_.kernels->gated_linear(matrix(parts_[0]), matrix(parts_[1]), first, last, input(parts_[0]),
-                                     input(parts_[1]), pointer<float>(outputs[0]));
+                                     input(parts_[1]), {y, parts_[0].num_outputs});
       return;
     }
     int64_t start = 0;  // units of the parts before
-    for (size_t i = 0; i < parts_.size(); i++) {
-      const Part& part = parts_[i];
+    for (const Part& part : parts_) {
       const int64_t from = std::max(first, start), to = std::min(last, start + part.panels());
       if (from < to) {
-        variant_.kernels->linear(matrix(part), from - start, to - start, input(part), pointer<float>(outputs[i]));
+        variant_.kernels->linear(matrix(part), from - start, to - start, input(part), {y + part.column, num_outputs_});
       }
       start += part.panels();
     }
   }
 
   Variant variant_;
-  int64_t k_, num_bytes_ = 0;
+  int64_t k_, num_bytes_ = 0, num_outputs_ = 0;
   std::vector<float> norm_;
   float eps_;
   bool gated_, uses_32_ = false, uses_256_ = false;
@@ -496,26 +527,26 @@ NB_MODULE(_kernels, m) {
       .def_prop_ro("size", &Buffer::size);
   nb::class_<Variant>(m, "Variant")
       .def(nb::init<const std::string&, int>(), nb::arg("isa"), nb::arg("threads"))
-      .def("rotary_write", &Variant::rotary_write, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("positions"),
-           nb::arg("slot_mapping"), nb::arg("cos"), nb::arg("sin"), nb::arg("keys"), nb::arg("values"),
-           nb::arg("filled"), nb::arg("num_rows"), nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"),
-           nb::arg("head_dim"), free_gil)
-      .def("attention", &Variant::attention, nb::arg("q"), nb::arg("keys"), nb::arg("values"),
-           nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("page_table"), nb::arg("num_seqs"),
-           nb::arg("max_pages"), nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"),
-           nb::arg("head_dim"), nb::arg("y"), free_gil)
       .def("argmax", &Variant::argmax, nb::arg("x"), nb::arg("num_rows"), nb::arg("size"), free_gil)
       .def("log_sum_exp", &Variant::log_sum_exp, nb::arg("x"), nb::arg("num_rows"), nb::arg("size"), nb::arg("y"),
            free_gil)
       .def("dot_products", &Variant::dot_products, nb::arg("iterations"), free_gil)
       .def("read_memory", &Variant::read_memory, nb::arg("address"), nb::arg("size"), free_gil);
+  nb::class_<Attention>(m, "Attention")
+      .def(nb::init<const Variant&, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t,
+                    uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(),
+           nb::arg("variant"), nb::arg("positions"), nb::arg("slot_mapping"), nb::arg("query_start_loc"),
+           nb::arg("seq_lens"), nb::arg("page_table"), nb::arg("cos"), nb::arg("sin"), nb::arg("keys"),
+           nb::arg("values"), nb::arg("filled"), nb::arg("num_seqs"), nb::arg("max_pages"), nb::arg("num_pages"),
+           nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"))
+      .def("run", &Attention::run, nb::arg("layer"), nb::arg("qkv"), nb::arg("y"), free_gil);
   nb::class_<LinearLayer>(m, "LinearLayer")
       .def(nb::init<const Variant&, int64_t, uintptr_t, float, bool>(), nb::arg("variant"), nb::arg("k"),
            nb::arg("norm"), nb::arg("eps"), nb::arg("gated"))
       .def("add", &LinearLayer::add, nb::arg("type"), nb::arg("rows"), nb::arg("num_outputs"), nb::arg("bias"),
            free_gil)
       .def("pack", &LinearLayer::pack, free_gil)
-      .def("run", &LinearLayer::run, nb::arg("x"), nb::arg("delta"), nb::arg("num_rows"), nb::arg("outputs"), free_gil)
+      .def("run", &LinearLayer::run, nb::arg("x"), nb::arg("delta"), nb::arg("num_rows"), nb::arg("y"), free_gil)
       .def_prop_ro("num_bytes", &LinearLayer::num_bytes);
   m.def("embedding", &embedding, nb::arg("type"), nb::arg("rows"), nb::arg("num_rows"), nb::arg("k"), nb::arg("ids"),
         nb::arg("num_ids"), nb::arg("y"), free_gil);

@@ -569,7 +569,7 @@ class CountingLayer:
     def num_bytes(self) -> int:
         return self.layer.num_bytes
 
-    def __call__(self, x: Tensor, delta: Tensor | None) -> list[Tensor]:
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         self.products.extend((len(x), projection.weight.shape[0]) for projection in self.projections)
         return self.layer(x, delta)
 

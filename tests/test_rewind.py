@@ -22,6 +22,7 @@ from pilotfish.kvcache import DenseCache, KVCache, PagedCache, PagePool
 from pilotfish.kvcache import base as kvcache_base
 from pilotfish.kvcache import dense as kvcache_dense
 from pilotfish.model import ForwardInput, Transformer, run_forward
+from pilotfish.ops.backend import AttentionLayers
 
 CONFIG = tiny_config(num_layers=2, num_kv_heads=1, num_heads=1, head_dim=2, context_length=40)
 PAGE_SIZE = 4
@@ -655,16 +656,21 @@ def test_a_forward_that_fails_leaves_every_cache_as_it_was(model: Transformer, m
     for cache in caches:
         logits_of(model, cache, token_ids)
         cache.reserve(6)
-    pages, honest = [list(cache.page_ids[:3]) for cache in caches], model._backend.rotary_write
+    pages, honest = [list(cache.page_ids[:3]) for cache in caches], model._backend.make_attention
     calls: list[int] = []
 
-    def failing(q: Tensor, *args: Any) -> Tensor:
-        calls.append(len(q))
-        if len(calls) == 4:
-            raise RuntimeError("injected")
-        return honest(q, *args)
+    def failing(*arguments: Any) -> AttentionLayers:
+        layers = honest(*arguments)
 
-    monkeypatch.setattr(model._backend, "rotary_write", failing)
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            calls.append(len(qkv))
+            if len(calls) == 4:
+                raise RuntimeError("injected")
+            return layers(layer, qkv)
+
+        return attend
+
+    monkeypatch.setattr(model._backend, "make_attention", failing)
     with pytest.raises(RuntimeError, match="injected"):
         run_forward(model, [ForwardInput(cache, [1, 2, 3, 4, 5, 6], 6) for cache in caches])
     monkeypatch.undo()

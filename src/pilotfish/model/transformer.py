@@ -82,24 +82,28 @@ class Transformer:
                 f"a row's position or slot is beyond the context of {config.context_length} tokens or the store's "
                 f"{store.num_slots} slots"
             )
+        attention = self._backend.make_attention(
+            config.num_heads,
+            batch.positions,
+            batch.slot_mapping,
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.page_table,
+            self._rotary_tables,
+            store.keys,
+            store.values,
+            store.filled,
+        )
         x = self._embedding(batch.input_ids)  # [num_tokens, hidden_size]
         delta = None  # what the last product adds to x, before the next norm
         for index, layer in enumerate(self._layers):
-            q, k, v = (
-                heads.view(len(x), -1, config.head_dim) for heads in layer.qkv(x, delta)
-            )  # [num_tokens, num_heads or num_kv_heads, head_dim]
-            keys, values = store.keys[index], store.values[index]
-            q = self._backend.rotary_write(
-                q, k, v, batch.positions, self._rotary_tables, batch.slot_mapping, keys, values, store.filled[index]
-            )
-            attended = self._backend.attention(q, keys, values, batch.query_start_loc, batch.seq_lens, batch.page_table)
-            (delta,) = layer.attention_output(attended.flatten(1), None)
-            (gated,) = layer.gate_up(x, delta)
-            (delta,) = layer.down(gated, None)
+            attended = attention(index, layer.qkv(x, delta))  # [num_tokens, num_heads · head_dim]
+            gated = layer.gate_up(x, layer.attention_output(attended))  # [num_tokens, intermediate_size]
+            delta = layer.down(gated)
         wanted = batch.logits_indices
         if not len(wanted):
             return torch.empty(0, config.vocab_size)
-        (logits,) = self._output(x.index_select(0, wanted), None if delta is None else delta.index_select(0, wanted))
+        logits = self._output(x.index_select(0, wanted), None if delta is None else delta.index_select(0, wanted))
         return logits.index_fill_(1, self._masked_ids, -torch.inf)
 
 

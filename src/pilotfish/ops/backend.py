@@ -34,9 +34,20 @@ class LinearLayer(Protocol):
     def num_bytes(self) -> int:
         """Bytes of weights that a call reads."""
 
-    def __call__(self, x: Tensor, delta: Tensor | None) -> list[Tensor]:
-        """One output for each projection: float32 [n, in] to [n, out]. With a norm, delta (float32 [n, in]) is first
-        added to x, in place."""
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """float32 [n, in] to [n, out], the outputs of the projections side by side. With a norm, delta (float32
+        [n, in]) is first added to x, in place."""
+
+
+class AttentionLayers(Protocol):
+    """The attention of one forward, layer by layer."""
+
+    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
+        """Rotary embedding, the write of keys and values into the cache, and attention over the cache.
+
+        qkv is float32 [n, (num_heads + 2 num_kv_heads) · head_dim], the query, key and value heads side by side, and
+        may be overwritten; the result is [n, num_heads · head_dim].
+        """
 
 
 class Backend(Protocol):
@@ -54,20 +65,18 @@ class Backend(Protocol):
     def make_embedding(self, weight: RawTensor) -> Callable[[Tensor], Tensor]:
         """Lookup of rows: token ids int32 [n] to float32 [n, hidden_size]; `IndexError` for an id beyond the matrix."""
 
-    def rotary_write(
+    def make_attention(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        num_heads: int,
         positions: Tensor,
-        tables: tuple[Tensor, Tensor],
         slot_mapping: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        page_table: Tensor,
+        tables: tuple[Tensor, Tensor],
         keys: Tensor,
         values: Tensor,
         filled: Tensor,
-    ) -> Tensor:
-        """Rotated q, and rotated k and v in the cache; q and k may be overwritten."""
-
-    def attention(
-        self, q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
-    ) -> Tensor: ...
+    ) -> AttentionLayers:
+        """For the rows of one forward, int32 arrays as in `ForwardBatch`, and the cache of all layers: keys and values
+        [num_layers, num_pages, page_size, num_kv_heads, head_dim], filled int32 [num_layers, num_pages]."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.ops import reference
-from pilotfish.ops.backend import Backend, LinearLayer, Norm, Projection
+from pilotfish.ops.backend import AttentionLayers, Backend, LinearLayer, Norm, Projection
 from pilotfish.ops.reference import ReferenceBackend, dense, raw_bytes
 from pilotfish.types import RawTensor, WeightType
 
@@ -90,82 +90,33 @@ class NativeBackend:
 
         return lookup
 
-    def rotary_write(
+    def make_attention(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        num_heads: int,
         positions: Tensor,
-        tables: tuple[Tensor, Tensor],
         slot_mapping: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        page_table: Tensor,
+        tables: tuple[Tensor, Tensor],
         keys: Tensor,
         values: Tensor,
         filled: Tensor,
-    ) -> Tensor:
-        _check("rotary_write", "q", q, torch.float32, (None, None, None))
-        num_rows, num_heads, head_dim = q.shape
-        _check("rotary_write", "keys", keys, torch.float16, (None, None, None, head_dim))
-        num_pages, page_size, num_kv_heads, _ = keys.shape
-        _check("rotary_write", "values", values, torch.float16, keys.shape)
-        _check("rotary_write", "filled", filled, torch.int32, (num_pages,))
-        _check("rotary_write", "k", k, torch.float32, (num_rows, num_kv_heads, head_dim))
-        _check("rotary_write", "v", v, torch.float32, (num_rows, num_kv_heads, head_dim))
-        _check("rotary_write", "positions", positions, torch.int32, (num_rows,))
-        _check("rotary_write", "slot_mapping", slot_mapping, torch.int32, (num_rows,))
-        for table in tables:
-            _check("rotary_write", "tables", table, torch.float32, (None, head_dim // 2))
-        self._variant.rotary_write(
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            positions.data_ptr(),
-            slot_mapping.data_ptr(),
-            tables[0].data_ptr(),
-            tables[1].data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
-            filled.data_ptr(),
-            num_rows,
-            page_size,
+    ) -> AttentionLayers:
+        return NativeAttention(
+            self._kernels,
+            self._variant,
             num_heads,
-            num_kv_heads,
-            head_dim,
+            positions,
+            slot_mapping,
+            query_start_loc,
+            seq_lens,
+            page_table,
+            tables,
+            keys,
+            values,
+            filled,
         )
-        return q
-
-    def attention(
-        self, q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
-    ) -> Tensor:
-        _check("attention", "q", q, torch.float32, (None, None, None))
-        _, num_heads, head_dim = q.shape
-        _check("attention", "keys", keys, torch.float16, (None, None, None, head_dim))
-        _check("attention", "values", values, torch.float16, keys.shape)
-        _check("attention", "seq_lens", seq_lens, torch.int32, (None,))
-        num_seqs = len(seq_lens)
-        _check("attention", "query_start_loc", query_start_loc, torch.int32, (num_seqs + 1,))
-        _check("attention", "page_table", page_table, torch.int32, (num_seqs, None))
-        _, page_size, num_kv_heads, _ = keys.shape
-        if num_heads % num_kv_heads:
-            raise ValueError(f"attention: {num_heads} query heads cannot share {num_kv_heads} key/value heads")
-        if head_dim > _MAX_HEAD_DIM:
-            raise ValueError(f"attention: heads have at most {_MAX_HEAD_DIM} values, got {head_dim}")
-        y = torch.empty_like(q)
-        self._variant.attention(
-            q.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
-            query_start_loc.data_ptr(),
-            seq_lens.data_ptr(),
-            page_table.data_ptr(),
-            num_seqs,
-            page_table.shape[1],
-            page_size,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            y.data_ptr(),
-        )
-        return y
 
     def argmax(self, logits: Tensor) -> list[int]:
         """See `reference.argmax`."""
@@ -206,7 +157,7 @@ class PackedLinear:
             gated and (len(shapes) != 2 or len({*shapes}) > 1)
         ):
             raise ValueError(f"linear: matrices of the shapes {shapes} cannot read the same rows together")
-        self._output_sizes = [shapes[0][0]] if gated else [shape[0] for shape in shapes]
+        self._num_outputs = shapes[0][0] if gated else sum(shape[0] for shape in shapes)
         self._has_norm = norm is not None
         if norm is not None:
             _check("linear", "norm", norm.weight, torch.float32, (self._num_inputs,))
@@ -233,17 +184,79 @@ class PackedLinear:
         kind = _TYPES[projection.weight.weight_type]
         self._layer.add(kind, data.data_ptr(), num_outputs, 0 if bias is None else bias.data_ptr())
 
-    def __call__(self, x: Tensor, delta: Tensor | None) -> list[Tensor]:
-        _check("linear", "x", x, torch.float32, (None, self._num_inputs))
-        num_rows = len(x)
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        num_rows = _check_rows("linear", "x", x, self._num_inputs)
+        delta_address = 0
         if delta is not None:
             if not self._has_norm:
                 raise ValueError("linear: delta is added before a norm, and there is none")
-            _check("linear", "delta", delta, torch.float32, (num_rows, self._num_inputs))
-        outputs = [torch.empty(num_rows, size) for size in self._output_sizes]
-        delta_address = 0 if delta is None else delta.data_ptr()
-        self._layer.run(x.data_ptr(), delta_address, num_rows, [output.data_ptr() for output in outputs])
-        return outputs
+            if _check_rows("linear", "delta", delta, self._num_inputs) != num_rows:
+                raise ValueError(f"linear: delta has {delta.shape[0]} rows, x has {num_rows}")
+            delta_address = delta.data_ptr()
+        y = torch.empty(num_rows, self._num_outputs)
+        self._layer.run(x.data_ptr(), delta_address, num_rows, y.data_ptr())
+        return y
+
+
+class NativeAttention:
+    """Attention of one forward: everything that its layers share is checked once; see `AttentionLayers`."""
+
+    def __init__(
+        self,
+        kernels: ModuleType,
+        variant: object,
+        num_heads: int,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        page_table: Tensor,
+        tables: tuple[Tensor, Tensor],
+        keys: Tensor,
+        values: Tensor,
+        filled: Tensor,
+    ) -> None:
+        _check("attention", "keys", keys, torch.float16, (None, None, None, None, None))
+        self._num_layers, num_pages, page_size, num_kv_heads, head_dim = keys.shape
+        if head_dim > _MAX_HEAD_DIM:
+            raise ValueError(f"attention: heads have at most {_MAX_HEAD_DIM} values, got {head_dim}")
+        _check("attention", "values", values, torch.float16, keys.shape)
+        _check("attention", "filled", filled, torch.int32, (self._num_layers, num_pages))
+        _check("attention", "positions", positions, torch.int32, (None,))
+        self._num_rows = positions.shape[0]
+        _check("attention", "slot_mapping", slot_mapping, torch.int32, (self._num_rows,))
+        _check("attention", "seq_lens", seq_lens, torch.int32, (None,))
+        num_seqs = seq_lens.shape[0]
+        _check("attention", "query_start_loc", query_start_loc, torch.int32, (num_seqs + 1,))
+        _check("attention", "page_table", page_table, torch.int32, (num_seqs, None))
+        for table in tables:
+            _check("attention", "tables", table, torch.float32, (None, head_dim // 2))
+        if num_heads % num_kv_heads:
+            raise ValueError(f"attention: {num_heads} query heads cannot share {num_kv_heads} key/value heads")
+        self._row_size = (num_heads + 2 * num_kv_heads) * head_dim
+        self._output_size = num_heads * head_dim
+        # The pointers below are good for as long as these live.
+        self._tensors = (positions, slot_mapping, query_start_loc, seq_lens, page_table, *tables, keys, values, filled)
+        self._attention = kernels.Attention(
+            variant,
+            *(tensor.data_ptr() for tensor in self._tensors),
+            num_seqs,
+            page_table.shape[1],
+            num_pages,
+            page_size,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+        )
+
+    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
+        if not 0 <= layer < self._num_layers:
+            raise ValueError(f"attention: there is no layer {layer} among {self._num_layers}")
+        if _check_rows("attention", "qkv", qkv, self._row_size) != self._num_rows:
+            raise ValueError(f"attention: qkv has {qkv.shape[0]} rows, the batch {self._num_rows}")
+        y = torch.empty(self._num_rows, self._output_size)
+        self._attention.run(layer, qkv.data_ptr(), y.data_ptr())
+        return y
 
 
 class MachineProbe:
@@ -292,3 +305,12 @@ def _check(operation: str, name: str, tensor: Tensor, dtype: torch.dtype, shape:
     if len(found) != len(shape) or not all(size in (None, found[i]) for i, size in enumerate(shape)):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{operation}: {name} must be [{wanted}], got {list(found)}")
+
+
+def _check_rows(operation: str, name: str, tensor: Tensor, size: int) -> int:
+    """The number of rows of float32 [n, size], checked as `_check` does, but quickly: it runs for every product."""
+    shape = tensor.shape
+    fits = len(shape) == 2 and shape[1] == size
+    if not (fits and tensor.dtype is torch.float32 and tensor.is_contiguous() and tensor.is_cpu):
+        _check(operation, name, tensor, torch.float32, (None, size))
+    return shape[0]

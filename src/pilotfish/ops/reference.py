@@ -138,25 +138,6 @@ def write_cache(slot_mapping: Tensor, k: Tensor, v: Tensor, keys: Tensor, values
     filled.scatter_reduce_(0, slots // page_size, slot_mapping % page_size + 1, "amax")
 
 
-def rotary_write(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    tables: tuple[Tensor, Tensor],
-    slot_mapping: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    filled: Tensor,
-) -> Tensor:
-    """`rotary` of q, which it returns, and of k, which goes into the cache with v as in `write_cache`.
-
-    q is float32 [n, num_heads, head_dim], k and v are float32 [n, num_kv_heads, head_dim].
-    """
-    write_cache(slot_mapping, rotary(k, positions, tables), v, keys, values, filled)
-    return rotary(q, positions, tables)
-
-
 def attention(
     q: Tensor, keys: Tensor, values: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor
 ) -> Tensor:
@@ -226,11 +207,36 @@ class _Products:
     def num_bytes(self) -> int:
         return sum(layer.weight.nbytes for layer in self.layers)
 
-    def __call__(self, x: Tensor, delta: Tensor | None) -> list[Tensor]:
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         if self.norm is not None:
             x = rms_norm(x if delta is None else x.add_(delta), self.norm.weight, self.norm.eps)
         outputs = [linear(x, layer) for layer in self.layers]
-        return [silu_mul(*outputs)] if self.gated else outputs
+        return silu_mul(*outputs) if self.gated else torch.cat(outputs, dim=1)
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """See `AttentionLayers`."""
+
+    num_heads: int
+    positions: Tensor
+    slot_mapping: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    page_table: Tensor
+    tables: tuple[Tensor, Tensor]
+    keys: Tensor
+    values: Tensor
+    filled: Tensor
+
+    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
+        num_kv_heads, head_dim = self.keys.shape[3:]
+        heads = qkv.view(len(qkv), -1, head_dim)
+        q, k, v = torch.split(heads, [self.num_heads, num_kv_heads, num_kv_heads], dim=1)
+        keys, values = self.keys[layer], self.values[layer]
+        write_cache(self.slot_mapping, rotary(k, self.positions, self.tables), v, keys, values, self.filled[layer])
+        q = rotary(q, self.positions, self.tables)
+        return attention(q, keys, values, self.query_start_loc, self.seq_lens, self.page_table).flatten(1)
 
 
 class ReferenceBackend:
@@ -257,5 +263,4 @@ class ReferenceBackend:
         bias = None if projection.bias is None else dense(projection.bias)
         return Linear(matrix, bias, self._pads_rows[matrix.shape])
 
-    rotary_write = staticmethod(rotary_write)
-    attention = staticmethod(attention)
+    make_attention = staticmethod(_Attention)
