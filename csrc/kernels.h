@@ -106,7 +106,7 @@ struct Kernels {
 
 extern const Kernels kPortable;
 #if defined(PILOTFISH_X86)
-extern const Kernels kAvx2, kAvx512;
+extern const Kernels kAvx2, kAvxVnni, kAvx512, kAvx512Vl;
 #endif
 
 // Rearranges file rows (all of one type, num_rows of k weights) into panels; rows beyond num_rows are zero.

@@ -2,6 +2,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#if defined(PILOTFISH_X86)
+#include <cpuid.h>
+#endif
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -30,17 +33,34 @@ namespace nb = nanobind;
 
 namespace {
 
+#if defined(PILOTFISH_X86)
+// Clang 14's __builtin_cpu_supports knows neither of these two. Both work on the registers of AVX2, of which it also
+// says whether the operating system keeps them.
+bool has_f16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+
+bool has_avxvnni() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & (1u << 4));
+}
+#endif
+
+// What this CPU can run, best first.
 std::vector<const Kernels*> detect() {
   std::vector<const Kernels*> found;
 #if defined(PILOTFISH_X86)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+  const bool avx512vl = avx2 && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+  if (avx512vl && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq")) {
     found.push_back(&kAvx512);
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
-    found.push_back(&kAvx2);
-  }
+  if (avx2 && has_avxvnni()) found.push_back(&kAvxVnni);
+  if (avx2) found.push_back(&kAvx2);
+  if (avx512vl) found.push_back(&kAvx512Vl);
 #endif
   found.push_back(&kPortable);
   return found;

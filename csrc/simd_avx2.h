@@ -1,4 +1,5 @@
-// Sixteen lanes on AVX2, FMA and F16C: two registers for each vector. See simd_portable.h.
+// Sixteen lanes on AVX2, FMA and F16C: two registers for each vector. See simd_portable.h. A variant with 256-bit VNNI
+// defines PILOTFISH_DPBUSD and PILOTFISH_DPWSSD, the intrinsics of its encoding, before it includes this file.
 #pragma once
 #include <immintrin.h>
 
@@ -105,13 +106,6 @@ inline i32x16 pairs_load_i8(const uint8_t* p) {
 inline __m256i first_of_pairs(__m256i a) { return _mm256_srai_epi32(_mm256_slli_epi32(a, 16), 16); }
 inline i32x16 first_of_pairs(i32x16 a) { return {first_of_pairs(a.lo), first_of_pairs(a.hi)}; }
 inline i32x16 second_of_pairs(i32x16 a) { return {_mm256_srai_epi32(a.lo, 16), _mm256_srai_epi32(a.hi, 16)}; }
-inline i32x16 dot_pairs(i32x16 acc, i32x16 a, const int16_t* x) {
-  int32_t two;
-  std::memcpy(&two, x, 4);
-  const __m256i pair = _mm256_set1_epi32(two);
-  return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(a.lo, pair)),
-          _mm256_add_epi32(acc.hi, _mm256_madd_epi16(a.hi, pair))};
-}
 
 inline u8x64 u8_load(const uint8_t* p) { return {load256(p), load256(p + 32)}; }
 inline u8x64 masked(__m256i lo, __m256i hi, char mask) {
@@ -135,26 +129,45 @@ inline u8x64 bit_at_4(u8x64 a) {
 }
 inline u8x64 either(u8x64 a, u8x64 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
 
+// One register of each dot product.
+#if defined(PILOTFISH_DPBUSD)
+inline __m256i dot_pairs(__m256i acc, __m256i a, __m256i pair) { return PILOTFISH_DPWSSD(acc, a, pair); }
+inline __m256i dot4(__m256i acc, __m256i codes, __m256i four) { return PILOTFISH_DPBUSD(acc, codes, four); }
+inline __m256i dot4_wide(__m256i acc, __m256i codes, __m256i four) { return PILOTFISH_DPBUSD(acc, codes, four); }
+#else
+inline __m256i dot_pairs(__m256i acc, __m256i a, __m256i pair) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(a, pair));
+}
+inline __m256i dot4(__m256i acc, __m256i codes, __m256i four) {
+  // Codes below 64: the 16-bit sums of two products stay within 2 * 63 * 127, so nothing saturates.
+  return dot_pairs(acc, _mm256_maddubs_epi16(codes, four), _mm256_set1_epi16(1));
+}
+inline __m256i dot4_wide(__m256i acc, __m256i codes, __m256i four) {
+  // The even and the odd bytes of each pair as 16-bit numbers.
+  const __m256i even = _mm256_and_si256(codes, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(codes, 8);
+  const __m256i x_even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), x_odd = _mm256_srai_epi16(four, 8);
+  return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(even, x_even), _mm256_madd_epi16(odd, x_odd)));
+}
+#endif
+
+inline i32x16 dot_pairs(i32x16 acc, i32x16 a, const int16_t* x) {
+  int32_t two;
+  std::memcpy(&two, x, 4);
+  const __m256i pair = _mm256_set1_epi32(two);
+  return {dot_pairs(acc.lo, a.lo, pair), dot_pairs(acc.hi, a.hi, pair)};
+}
 inline __m256i broadcast4(const int8_t* x) {
   int32_t four;
   std::memcpy(&four, x, 4);
   return _mm256_set1_epi32(four);
 }
 inline i32x16 dot4(i32x16 acc, u8x64 codes, const int8_t* x) {
-  const __m256i four = broadcast4(x), ones = _mm256_set1_epi16(1);
-  // Codes below 64: the 16-bit sums of two products stay within 2 * 63 * 127, so nothing saturates.
-  return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.lo, four), ones)),
-          _mm256_add_epi32(acc.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.hi, four), ones))};
-}
-inline __m256i dot4_wide_half(__m256i acc, __m256i codes, __m256i four) {
-  // The even and the odd bytes of each pair as 16-bit numbers.
-  const __m256i even = _mm256_and_si256(codes, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(codes, 8);
-  const __m256i x_even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), x_odd = _mm256_srai_epi16(four, 8);
-  return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(even, x_even), _mm256_madd_epi16(odd, x_odd)));
+  const __m256i four = broadcast4(x);
+  return {dot4(acc.lo, codes.lo, four), dot4(acc.hi, codes.hi, four)};
 }
 inline i32x16 dot4_wide(i32x16 acc, u8x64 codes, const int8_t* x) {
   const __m256i four = broadcast4(x);
-  return {dot4_wide_half(acc.lo, codes.lo, four), dot4_wide_half(acc.hi, codes.hi, four)};
+  return {dot4_wide(acc.lo, codes.lo, four), dot4_wide(acc.hi, codes.hi, four)};
 }
 
 }  // namespace

@@ -3,10 +3,6 @@
 #include "kernels.h"
 #include "simd_avx2.h"
 
-#include "elementwise.inl"
-#include "linear.inl"
-#include "attention.inl"
-#include "probe.inl"
+#include "variant.inl"
 
-const Kernels kAvx2 = {"avx2", add_rms_norm, quantize, linear, gated_linear, rotary_write, attention_chunk,
-  attention_merge, argmax, log_sum_exp, dot_products<4>, read_memory};
+PILOTFISH_KERNELS(kAvx2, "avx2", 6);
