@@ -99,7 +99,7 @@ void attention_chunk(const AttentionBatch& batch, const LayerCache& cache, const
 
   // scratch: the query heads, scaled and filled up [group][parts][16]; scores [group][chunk]; 16 products [group][16][16]
   float *queries = scratch, *scores = queries + group * parts * kLanes, *products = scores + group * kAttentionChunk;
-  const f32x16 scale = f32_set(1.0f / std::sqrt(static_cast<float>(head_dim)));
+  const f32x16 scale = f32_set(1.0f / sqrtf(static_cast<float>(head_dim)));
   for (int64_t h = 0; h < group; h++) {
     for (int64_t part = 0; part < parts; part++) {
       const int64_t i = part * kLanes;

@@ -3,7 +3,7 @@
 // Every float sum runs over 16 virtual lanes (element i belongs to lane i mod 16) in order, and the lanes are folded by
 // one fixed tree. So no result depends on anything but its own row.
 
-#include <cmath>
+#include <math.h>  // sqrtf: std::sqrt is an inline function, and the linker would keep one copy for all variants
 
 namespace {
 
@@ -90,7 +90,7 @@ void add_rms_norm(float* x, const float* delta, const float* weight, float eps, 
     }
     squares = fma(values, values, squares);
   }
-  const f32x16 scale = f32_set(1.0f / std::sqrt(fold_sum(squares) / static_cast<float>(size) + eps));
+  const f32x16 scale = f32_set(1.0f / sqrtf(fold_sum(squares) / static_cast<float>(size) + eps));
   for (int64_t i = 0; i < size; i += kLanes) {
     const f32x16 normal = mul(f32_load_up_to(x + i, size - i), scale);
     f32_store_up_to(y + i, size - i, mul(normal, f32_load_up_to(weight + i, size - i)));

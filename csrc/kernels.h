@@ -16,7 +16,8 @@ struct BlockShape {
   int panel_bytes;  // bytes of a block of all 16 rows, repacked
 };
 
-constexpr BlockShape block_shape(WeightType type) {
+// Static, since each variant compiles it for its own instruction set.
+static constexpr BlockShape block_shape(WeightType type) {
   switch (type) {
     case WeightType::Q8_0: return {32, 34, kLanes * 34};
     case WeightType::Q4_1: return {32, 20, kLanes * 20};

@@ -1,6 +1,7 @@
 // Sixteen lanes in plain C++: what every variant's functions mean, and the path for CPUs without a variant.
 #pragma once
-#include <cmath>
+#include <math.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -61,18 +62,18 @@ inline f32x16 smaller(f32x16 a, f32x16 b) {
 // max(a, |b|) for numbers; what a NaN gives is not defined.
 inline f32x16 abs_max(f32x16 a, f32x16 b) {
   PILOTFISH_LANES(i) {
-    const float magnitude = std::fabs(b.v[i]);
+    const float magnitude = fabsf(b.v[i]);
     a.v[i] = a.v[i] > magnitude ? a.v[i] : magnitude;
   }
   return a;
 }
 // a * b + c and c - a * b, rounded once.
 inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
-  PILOTFISH_LANES(i) c.v[i] = std::fma(a.v[i], b.v[i], c.v[i]);
+  PILOTFISH_LANES(i) c.v[i] = fmaf(a.v[i], b.v[i], c.v[i]);
   return c;
 }
 inline f32x16 fnma(f32x16 a, f32x16 b, f32x16 c) {
-  PILOTFISH_LANES(i) c.v[i] = std::fma(-a.v[i], b.v[i], c.v[i]);
+  PILOTFISH_LANES(i) c.v[i] = fmaf(-a.v[i], b.v[i], c.v[i]);
   return c;
 }
 
@@ -98,7 +99,7 @@ inline f32x16 to_f32(i32x16 a) {
 // To the nearest integer, ties to even (the default rounding mode); what a NaN gives is not defined.
 inline i32x16 round_to_i32(f32x16 a) {
   i32x16 y;
-  PILOTFISH_LANES(i) y.v[i] = a.v[i] == a.v[i] ? static_cast<int32_t>(std::nearbyint(a.v[i])) : 0;
+  PILOTFISH_LANES(i) y.v[i] = a.v[i] == a.v[i] ? static_cast<int32_t>(nearbyintf(a.v[i])) : 0;
   return y;
 }
 // a * 2^n, where a is at least 0.5 and below 2, or NaN, and the result is a normal number.
@@ -131,7 +132,7 @@ inline float half_to_float(uint16_t half) {
   } else if (exponent != 0) {
     bits = sign | ((exponent + 112) << 23) | (fraction << 13);
   } else {  // subnormal: fraction * 2^-24, exact in float32
-    const float value = std::ldexp(static_cast<float>(fraction), -24);
+    const float value = ldexpf(static_cast<float>(fraction), -24);
     std::memcpy(&bits, &value, 4);
     bits |= sign;
   }

@@ -5,4 +5,4 @@
 
 #include "variant.inl"
 
-PILOTFISH_KERNELS(kAvx2, "avx2", 6);
+PILOTFISH_KERNELS(kAvx2, "avx2", 4);

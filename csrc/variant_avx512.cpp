@@ -5,4 +5,4 @@
 
 #include "variant.inl"
 
-PILOTFISH_KERNELS(kAvx512, "avx512", 16);
+PILOTFISH_KERNELS(kAvx512, "avx512", 12);

@@ -5,4 +5,4 @@
 
 #include "variant.inl"
 
-PILOTFISH_KERNELS(kPortable, "portable", 1);
+PILOTFISH_KERNELS(kPortable, "portable", 4);

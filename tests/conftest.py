@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import settings
@@ -32,17 +33,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="a long grid: run `make test-full`"))
 
 
+def unmet(reason: str) -> NoReturn:
+    """Skips the test for want of something on this machine; under CI=true fails it."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def model_path() -> Callable[[str], Path]:
-    """The file of a catalog model; without it the test is skipped, or under CI=true fails."""
+    """The file of a catalog model; without it the test is `unmet`."""
 
     def find(name: str) -> Path:
         path = catalog.locate(catalog.entries()[name])
         if path is None:
-            reason = f"the model {name} is not on this machine: run `pilotfish pull {name}`"
-            if os.environ.get("CI"):
-                pytest.fail(reason)
-            pytest.skip(reason)
+            unmet(f"the model {name} is not on this machine: run `pilotfish pull {name}`")
         return path
 
     return find
