@@ -1,4 +1,5 @@
-# make run | test | test-full | lint | venv | clean. Everything lands in .venv; a second call is quick.
+# make run | test | test-full | test-sanitize | lint | venv | clean. Everything lands in .venv and build; a second call
+# is quick.
 PYTHON ?= python3
 # Installed before everything else, so that no range is resolved to a build with gigabytes of GPU libraries.
 TORCH ?= torch==2.13.0
@@ -13,7 +14,9 @@ KEY := $(shell printf '%s' "$(TORCH) $(TORCH_INDEX)" | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/.installed-$(KEY)
 TEST_INSTALLED := $(VENV)/.test-installed-$(KEY)
 
-.PHONY: run test test-full lint venv clean
+SANITIZED := build/sanitize/site-packages
+
+.PHONY: run test test-full test-sanitize lint venv clean
 
 run: venv
 	$(BIN)/pilotfish generate $(ARGS) "$(PROMPT)"
@@ -23,6 +26,16 @@ test: $(TEST_INSTALLED)
 
 test-full: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest --full
+
+# The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, built by GCC: others name the runtime otherwise. The
+# interpreter is not .venv's, whose editable install would come first. A report ends the process, so pytest must not hold
+# stderr back.
+test-sanitize: $(TEST_INSTALLED)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(SANITIZED) . -C build-dir=build/sanitize/objects \
+	  -C cmake.define.PILOTFISH_SANITIZE=ON -C cmake.build-type=RelWithDebInfo
+	PYTHONPATH="$(SANITIZED):$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')" \
+	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 $(PYTHON) -S -m pytest --capture=sys tests/test_native.py
 
 lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .
