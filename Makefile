@@ -1,5 +1,5 @@
-# make run | test | test-full | test-sanitize | lint | venv | clean. Everything lands in .venv and build; a second call
-# is quick.
+# make run | test | test-full | test-sanitize | package-test | lint | venv | clean. Everything lands in .venv and build; a
+# second call is quick.
 PYTHON ?= python3
 # Installed before everything else, so that no range is resolved to a build with gigabytes of GPU libraries.
 TORCH ?= torch==2.13.0
@@ -15,8 +15,9 @@ INSTALLED := $(VENV)/.installed-$(KEY)
 TEST_INSTALLED := $(VENV)/.test-installed-$(KEY)
 
 SANITIZED := build/sanitize/site-packages
+PACKAGE := build/package
 
-.PHONY: run test test-full test-sanitize lint venv clean
+.PHONY: run test test-full test-sanitize package-test lint venv clean
 
 run: venv
 	$(BIN)/pilotfish generate $(ARGS) "$(PROMPT)"
@@ -36,6 +37,15 @@ test-sanitize: $(TEST_INSTALLED)
 	PYTHONPATH="$(SANITIZED):$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')" \
 	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 $(PYTHON) -S -m pytest --capture=sys tests/test_native.py
+
+# The sdist, a wheel made from it, and what that wheel does in an environment with nothing else.
+package-test: $(TEST_INSTALLED)
+	rm -rf $(PACKAGE)
+	$(BIN)/python -m build --outdir $(PACKAGE)/dist
+	$(PYTHON) -m venv $(PACKAGE)/venv
+	$(PACKAGE)/venv/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	$(PACKAGE)/venv/bin/python -m pip install --quiet $(PACKAGE)/dist/*.whl
+	$(PACKAGE)/venv/bin/python tests/smoke.py $(PACKAGE)/dist
 
 lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .
