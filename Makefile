@@ -1,5 +1,5 @@
-# make run | test | test-full | test-sanitize | package-test | lint | venv | clean. Everything lands in .venv and build; a
-# second call is quick.
+# make run | test | test-full | test-sanitize | package-test | lint | venv | clean. Everything lands in .venv and build;
+# a second call is quick.
 PYTHON ?= python3
 # Installed before everything else, so that no range is resolved to a build with gigabytes of GPU libraries.
 TORCH ?= torch==2.13.0
@@ -28,9 +28,8 @@ test: $(TEST_INSTALLED)
 test-full: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest --full
 
-# The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, built by GCC: others name the runtime otherwise. The
-# interpreter is not .venv's, whose editable install would come first. A report ends the process, so pytest must not hold
-# stderr back.
+# The kernels under AddressSanitizer and UBSan, built by GCC: others name the runtime otherwise. The interpreter is not
+# .venv's, whose editable install would come first. A report ends the process, so pytest must not hold stderr back.
 test-sanitize: $(TEST_INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(SANITIZED) . -C build-dir=build/sanitize/objects \
 	  -C cmake.define.PILOTFISH_SANITIZE=ON -C cmake.build-type=RelWithDebInfo

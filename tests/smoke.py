@@ -1,6 +1,6 @@
 """What a release must do where nothing but its wheel is installed; `make package-test` runs it there, pytest does not.
 
-    python tests/smoke.py DIST      DIST holds one sdist and one wheel, and the wheel is installed
+Its one argument is the folder with the sdist and with the wheel that is installed.
 """
 
 from __future__ import annotations
