@@ -241,11 +241,10 @@ class Attention {
 
   // qkv [num_rows, (num_heads + 2 num_kv_heads) · head_dim], of which queries and keys are rotated in place;
   // y [num_rows, num_heads · head_dim].
-  void run(int64_t layer, uintptr_t qkv, uintptr_t y) const {
+  void run(int64_t layer, float* qkv, float* y) const {
     const int64_t layer_size = num_pages_ * batch_.page_size * batch_.num_kv_heads * batch_.head_dim;
     const LayerCache cache = {cache_.keys + layer * layer_size, cache_.values + layer * layer_size,
                               cache_.filled + layer * num_pages_};
-    float* rows = pointer<float>(qkv);
     for (int64_t row = 0; row < batch_.num_rows; row++) {
       const int32_t slot = batch_.slot_mapping[row];
       int32_t& filled = cache.filled[slot / batch_.page_size];
@@ -265,10 +264,10 @@ class Attention {
       const FloatMode mode;
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < batch_.num_rows; row++) {
-        variant_.kernels->rotary_write(batch_, cache, row, rows + row * batch_.row_size());
+        variant_.kernels->rotary_write(batch_, cache, row, qkv + row * batch_.row_size());
       }
       for (int64_t first = 0; first < batch_.num_rows; first += at_once) {
-        attend(cache, first, std::min(at_once, batch_.num_rows - first), rows, chunks, pointer<float>(y));
+        attend(cache, first, std::min(at_once, batch_.num_rows - first), qkv, chunks, y);
       }
     }
   }
@@ -393,10 +392,12 @@ class LinearLayer {
   }
 
   int64_t num_bytes() const { return num_bytes_; }
+  int64_t num_inputs() const { return k_; }
+  int64_t num_outputs() const { return gated_ ? parts_[0].num_outputs : num_outputs_; }
 
   // x [num_rows, k]; with a norm x becomes x + delta, where there is a delta. A row of y holds the outputs of all
   // matrices one after the other, or those of a gated pair.
-  void run(uintptr_t x, uintptr_t delta, int64_t num_rows, uintptr_t y) const {
+  void run(float* x, const float* delta, int64_t num_rows, float* y) const {
     if (num_rows == 0) return;
     thread_local std::vector<float> floats;
     thread_local std::vector<int8_t> codes;
@@ -405,7 +406,7 @@ class LinearLayer {
     float* values = scratch(floats, size + blocks_32 + blocks_256);
     int8_t* code = scratch(codes, 2 * size);
     int16_t* sum = scratch(sums, 6 * blocks_32);
-    const float* rows = norm_.empty() ? pointer<const float>(x) : values;
+    const float* rows = norm_.empty() ? x : values;
     const Activations with_32 = {num_rows, k_, 32, rows, code, values + size, sum, sum + 2 * blocks_32};
     const Activations with_256 = {
         num_rows, k_, 256, rows, code + size, values + size + blocks_32, sum + 3 * blocks_32, sum + 5 * blocks_32};
@@ -420,12 +421,12 @@ class LinearLayer {
       const Worker self = worker();
       share[self.index].set(num_units() * self.index / self.count, num_units() * (self.index + 1) / self.count);
       prefetch(self);
-      prepare(self, pointer<float>(x), pointer<const float>(delta), values, with_32, with_256);
+      prepare(self, x, delta, values, with_32, with_256);
 #pragma omp barrier
       for (int other = 0; other < self.count; other++) {
         int64_t first, last;
         while (share[(self.index + other) % self.count].take(units_at_once(), other != 0, &first, &last)) {
-          multiply(first, last, with_32, with_256, pointer<float>(y));
+          multiply(first, last, with_32, with_256, y);
         }
       }
     }
@@ -516,6 +517,42 @@ class LinearLayer {
   std::unique_ptr<Buffer> packed_;
 };
 
+// The products of one layer, in their order.
+struct DecoderLayer {
+  const LinearLayer *qkv, *attention_output, *gate_up, *down;
+};
+
+// All layers of a model, so that a forward is one call.
+class DecoderLayers {
+ public:
+  void add(const LinearLayer& qkv, const LinearLayer& attention_output, const LinearLayer& gate_up,
+           const LinearLayer& down) {
+    layers_.push_back({&qkv, &attention_output, &gate_up, &down});
+  }
+
+  // x [num_rows, hidden_size] goes through all layers, of which there is at least one, in place.
+  void run(const Attention& attention, float* x, int64_t num_rows) const {
+    const DecoderLayer& sizes = layers_.front();
+    const int64_t qkv_size = num_rows * sizes.qkv->num_outputs(), delta_size = num_rows * sizes.down->num_outputs();
+    const int64_t attended_size = num_rows * sizes.attention_output->num_inputs();
+    thread_local std::vector<float> memory;
+    float* qkv = scratch(memory, qkv_size + attended_size + delta_size + num_rows * sizes.down->num_inputs());
+    float *attended = qkv + qkv_size, *delta = attended + attended_size, *gated = delta + delta_size;
+    for (size_t i = 0; i < layers_.size(); i++) {
+      const DecoderLayer& layer = layers_[i];
+      layer.qkv->run(x, i == 0 ? nullptr : delta, num_rows, qkv);
+      attention.run(static_cast<int64_t>(i), qkv, attended);
+      layer.attention_output->run(attended, nullptr, num_rows, delta);
+      layer.gate_up->run(x, delta, num_rows, gated);
+      layer.down->run(gated, nullptr, num_rows, delta);
+    }
+    for (int64_t i = 0; i < delta_size; i++) x[i] += delta[i];
+  }
+
+ private:
+  std::vector<DecoderLayer> layers_;
+};
+
 // Rows of a file's matrix as float: y [num_ids, k]. Throws for an id beyond num_rows.
 void embedding(int type, uintptr_t rows, int64_t num_rows, int64_t k, uintptr_t ids, int64_t num_ids, uintptr_t y) {
   const WeightType weight_type = static_cast<WeightType>(type);
@@ -559,15 +596,35 @@ NB_MODULE(_kernels, m) {
            nb::arg("seq_lens"), nb::arg("page_table"), nb::arg("cos"), nb::arg("sin"), nb::arg("keys"),
            nb::arg("values"), nb::arg("filled"), nb::arg("num_seqs"), nb::arg("max_pages"), nb::arg("num_pages"),
            nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"))
-      .def("run", &Attention::run, nb::arg("layer"), nb::arg("qkv"), nb::arg("y"), free_gil);
+      .def(
+          "run",
+          [](const Attention& self, int64_t layer, uintptr_t qkv, uintptr_t y) {
+            self.run(layer, pointer<float>(qkv), pointer<float>(y));
+          },
+          nb::arg("layer"), nb::arg("qkv"), nb::arg("y"), free_gil);
   nb::class_<LinearLayer>(m, "LinearLayer")
       .def(nb::init<const Variant&, int64_t, uintptr_t, float, bool>(), nb::arg("variant"), nb::arg("k"),
            nb::arg("norm"), nb::arg("eps"), nb::arg("gated"))
       .def("add", &LinearLayer::add, nb::arg("type"), nb::arg("rows"), nb::arg("num_outputs"), nb::arg("bias"),
            free_gil)
       .def("pack", &LinearLayer::pack, free_gil)
-      .def("run", &LinearLayer::run, nb::arg("x"), nb::arg("delta"), nb::arg("num_rows"), nb::arg("y"), free_gil)
+      .def(
+          "run",
+          [](const LinearLayer& self, uintptr_t x, uintptr_t delta, int64_t num_rows, uintptr_t y) {
+            self.run(pointer<float>(x), pointer<const float>(delta), num_rows, pointer<float>(y));
+          },
+          nb::arg("x"), nb::arg("delta"), nb::arg("num_rows"), nb::arg("y"), free_gil)
       .def_prop_ro("num_bytes", &LinearLayer::num_bytes);
+  nb::class_<DecoderLayers>(m, "DecoderLayers")
+      .def(nb::init<>())
+      .def("add", &DecoderLayers::add, nb::arg("qkv"), nb::arg("attention_output"), nb::arg("gate_up"), nb::arg("down"),
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+      .def(
+          "run",
+          [](const DecoderLayers& self, const Attention& attention, uintptr_t x, int64_t num_rows) {
+            self.run(attention, pointer<float>(x), num_rows);
+          },
+          nb::arg("attention"), nb::arg("x"), nb::arg("num_rows"), free_gil);
   m.def("embedding", &embedding, nb::arg("type"), nb::arg("rows"), nb::arg("num_rows"), nb::arg("k"), nb::arg("ids"),
         nb::arg("num_ids"), nb::arg("y"), free_gil);
   m.def("instruction_sets", &instruction_sets);

@@ -139,6 +139,12 @@ class RecordingBackend(NativeBackend):
         self.weights += [projection.weight for projection in projections]
         return super().make_linear(projections, norm, gated)
 
+    def make_layers(self, layers):
+        for layer in layers:
+            projections = (*layer.qkv, layer.attention_output, layer.gate, layer.up, layer.down)
+            self.weights += [projection.weight for projection in projections]
+        return super().make_layers(layers)
+
 
 @pytest.mark.parametrize("output", ["tied", "untied"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

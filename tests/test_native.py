@@ -25,7 +25,7 @@ from pilotfish import _kernels
 from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.model import ForwardInput, Transformer, run_forward
 from pilotfish.ops import reference
-from pilotfish.ops.backend import Norm, Projection
+from pilotfish.ops.backend import LayerWeights, Norm, Projection
 from pilotfish.ops.native import _TYPES, NativeBackend, choose_backend
 from pilotfish.types import RawTensor, WeightType
 
@@ -492,7 +492,7 @@ def test_attention_checks_what_it_is_given() -> None:
         ({"page_table": case.page_table[:1]}, "attention: page_table must be [2, any]"),
         ({"num_heads": 5}, "5 query heads cannot share 2 key/value heads"),
         ({"keys": case.keys.float()}, "keys must be contiguous torch.float16"),
-        ({"qkv": case.qkv[:5]}, "qkv has 5 rows, the batch 6"),
+        ({"qkv": case.qkv[:5]}, "attention: qkv must be [6, 640], got [5, 640]"),
         ({"qkv": case.qkv.double()}, "attention: qkv must be contiguous torch.float32"),
         ({"tables": (case.tables[0], case.tables[1][:, 1:].clone())}, "attention: tables must be [any, 32]"),
     ):
@@ -515,6 +515,47 @@ def test_attention_checks_what_it_is_given() -> None:
     for outside in (-1, 2):
         with pytest.raises(ValueError, match=f"no layer {outside} among 2"):
             made(outside, case.qkv)
+
+
+def layer_weights(hidden: int = 64, intermediate: int = 96, heads: int = 2, kv_heads: int = 1) -> LayerWeights:
+    """A layer with heads of 32 values."""
+
+    def projection(num_outputs: int, num_inputs: int) -> Projection:
+        return Projection(matrix(WeightType.Q8_0, num_outputs, num_inputs))
+
+    norm = Norm(torch.ones(hidden), 1e-6)
+    qkv = [projection(32 * count, hidden) for count in (heads, kv_heads, kv_heads)]
+    gate, up = (projection(intermediate, hidden) for _ in range(2))
+    return LayerWeights(norm, qkv, projection(hidden, 32 * heads), norm, gate, up, projection(hidden, intermediate))
+
+
+def test_layers_check_what_they_are_given() -> None:
+    ops, fits = backend(), layer_weights()
+    with pytest.raises(ValueError, match="2 kinds of layers"):
+        ops.make_layers([fits, layer_weights(heads=4)])
+    with pytest.raises(ValueError, match="0 kinds of layers"):
+        ops.make_layers([])
+    for wrong in (
+        replace(fits, down=Projection(matrix(WeightType.Q8_0, 64, 64))),
+        replace(fits, down=Projection(matrix(WeightType.Q8_0, 32, 96))),
+        replace(fits, attention_output=Projection(matrix(WeightType.Q8_0, 32, 64))),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            ops.make_layers([wrong])
+    layers = ops.make_layers([fits, fits])
+    case = attention_case([4], [3], 16, heads=2, kv_heads=1, head_dim=32)
+    store = case.keys, case.values, torch.zeros(2, 1, dtype=torch.int32)
+    arrays = case.positions, case.slot_mapping, case.query_start_loc, case.seq_lens, case.page_table, case.tables
+    attention = ops.make_attention(2, *arrays, *store)
+    assert layers(torch.zeros(3, 64), attention).shape == (3, 64)
+    with pytest.raises(ValueError, match=r"layers: x must be \[any, 64\]"):
+        layers(torch.zeros(3, 32), attention)
+    with pytest.raises(ValueError, match=re.escape("are (2, 2, 128, 64), the attention's (2, 3, 128, 64)")):
+        layers(torch.zeros(2, 64), attention)
+    with pytest.raises(ValueError, match=re.escape("are (3, 3, 128, 64), the attention's (2, 3, 128, 64)")):
+        ops.make_layers([fits] * 3)(torch.zeros(3, 64), attention)
+    with pytest.raises(TypeError, match="need native attention"):
+        layers(torch.zeros(3, 64), reference.ReferenceBackend().make_attention(2, *arrays, *store))
 
 
 # -- whole models -----------------------------------------------------------------------------------------------------

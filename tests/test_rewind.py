@@ -23,6 +23,7 @@ from pilotfish.kvcache import base as kvcache_base
 from pilotfish.kvcache import dense as kvcache_dense
 from pilotfish.model import ForwardInput, Transformer, run_forward
 from pilotfish.ops.backend import AttentionLayers
+from pilotfish.ops.reference import ReferenceBackend
 
 CONFIG = tiny_config(num_layers=2, num_kv_heads=1, num_heads=1, head_dim=2, context_length=40)
 PAGE_SIZE = 4
@@ -648,8 +649,10 @@ def test_rewinding_and_writing_again_gives_the_bits_of_a_fresh_run(
     assert torch.equal(torch.cat(found), expected)
 
 
-def test_a_forward_that_fails_leaves_every_cache_as_it_was(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_that_fails_leaves_every_cache_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second store's forward fails half-way: the first one's rows are taken back as well."""
+    # Between the layers of the reference stands Python, where a fault can be injected.
+    model, _ = pilotfish.load(write_tiny_model(tmp_path / "tiny.gguf"), backend=ReferenceBackend())
     pool = ShuffledPool(model.config, 40, PAGE_SIZE)
     caches: list[KVCache] = [PagedCache(pool, 160), DenseCache(model.config), PagedCache(pool, 160)]
     token_ids = list(range(11))

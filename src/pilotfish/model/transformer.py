@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -13,18 +12,8 @@ from pilotfish.errors import InvariantError
 from pilotfish.kvcache import KVStore
 from pilotfish.model.batch import ForwardBatch
 from pilotfish.ops import reference as ops
-from pilotfish.ops.backend import Backend, LinearLayer, Norm, Projection
+from pilotfish.ops.backend import Backend, LayerWeights, Norm, Projection
 from pilotfish.types import RawTensor
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """One layer's products; what reads the same rows is one, the norm before it included."""
-
-    qkv: LinearLayer
-    attention_output: LinearLayer
-    gate_up: LinearLayer
-    down: LinearLayer
 
 
 class Transformer:
@@ -47,27 +36,16 @@ class Transformer:
         masked = sorted({*padding_token_ids, *range(num_token_ids, config.vocab_size)})
         self._masked_ids = torch.tensor(masked, dtype=torch.int64)
         self._backend = backend or ops.ReferenceBackend()
-        weights = _Weights(tensors, self._backend, config.rms_norm_eps)
+        weights = _Weights(tensors, config.rms_norm_eps)
         self._embedding = self._backend.make_embedding(tensors["token_embd.weight"])
-        self._layers = [
-            _Layer(
-                qkv=weights.linear([f"blk.{i}.attn_{part}" for part in "qkv"], norm=f"blk.{i}.attn_norm"),
-                attention_output=weights.linear([f"blk.{i}.attn_output"]),
-                gate_up=weights.linear([f"blk.{i}.ffn_gate", f"blk.{i}.ffn_up"], norm=f"blk.{i}.ffn_norm", gated=True),
-                down=weights.linear([f"blk.{i}.ffn_down"]),
-            )
-            for i in range(config.num_layers)
-        ]
-        self._output = weights.linear(["output"], norm="output_norm")
+        self._layers = self._backend.make_layers([weights.layer(f"blk.{i}") for i in range(config.num_layers)])
+        self._output = self._backend.make_linear([weights.projection("output")], weights.norm("output_norm"))
         self._rotary_tables = ops.rotary_tables(config.head_dim, config.context_length, config.rope_theta)
 
     @property
     def num_weight_bytes(self) -> int:
         """Bytes of the matrices that a forward with logits reads. Of the embedding it reads a row for each token."""
-        layers = (
-            part for layer in self._layers for part in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
-        )
-        return self._output.num_bytes + sum(part.num_bytes for part in layers)
+        return self._layers.num_bytes + self._output.num_bytes
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KVStore) -> Tensor:
@@ -94,28 +72,34 @@ class Transformer:
             store.values,
             store.filled,
         )
-        x = self._embedding(batch.input_ids)  # [num_tokens, hidden_size]
-        delta = None  # what the last product adds to x, before the next norm
-        for index, layer in enumerate(self._layers):
-            attended = attention(index, layer.qkv(x, delta))  # [num_tokens, num_heads · head_dim]
-            gated = layer.gate_up(x, layer.attention_output(attended))  # [num_tokens, intermediate_size]
-            delta = layer.down(gated)
+        x = self._layers(self._embedding(batch.input_ids), attention)  # [num_tokens, hidden_size]
         wanted = batch.logits_indices
         if not len(wanted):
             return torch.empty(0, config.vocab_size)
-        logits = self._output(x.index_select(0, wanted), None if delta is None else delta.index_select(0, wanted))
+        logits = self._output(x.index_select(0, wanted))
         return logits.index_fill_(1, self._masked_ids, -torch.inf)
 
 
 class _Weights:
-    """Makes layers of raw tensors."""
+    """Finds a model's tensors by name."""
 
-    def __init__(self, tensors: Mapping[str, RawTensor], backend: Backend, rms_norm_eps: float) -> None:
+    def __init__(self, tensors: Mapping[str, RawTensor], rms_norm_eps: float) -> None:
         self._tensors = tensors
-        self._backend = backend
         self._eps = rms_norm_eps
 
-    def linear(self, names: Sequence[str], norm: str | None = None, gated: bool = False) -> LinearLayer:
-        projections = [Projection(self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias")) for name in names]
-        before = None if norm is None else Norm(ops.dense(self._tensors[f"{norm}.weight"]), self._eps)
-        return self._backend.make_linear(projections, before, gated)
+    def layer(self, name: str) -> LayerWeights:
+        return LayerWeights(
+            attention_norm=self.norm(f"{name}.attn_norm"),
+            qkv=[self.projection(f"{name}.attn_{part}") for part in "qkv"],
+            attention_output=self.projection(f"{name}.attn_output"),
+            feed_forward_norm=self.norm(f"{name}.ffn_norm"),
+            gate=self.projection(f"{name}.ffn_gate"),
+            up=self.projection(f"{name}.ffn_up"),
+            down=self.projection(f"{name}.ffn_down"),
+        )
+
+    def norm(self, name: str) -> Norm:
+        return Norm(ops.dense(self._tensors[f"{name}.weight"]), self._eps)
+
+    def projection(self, name: str) -> Projection:
+        return Projection(self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))

@@ -50,6 +50,30 @@ class AttentionLayers(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer."""
+
+    attention_norm: Norm
+    qkv: Sequence[Projection]
+    attention_output: Projection
+    feed_forward_norm: Norm
+    gate: Projection
+    up: Projection
+    down: Projection
+
+
+class DecoderLayers(Protocol):
+    """All layers of a model, from the embedding to the last sum."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights that a call reads."""
+
+    def __call__(self, x: Tensor, attention: AttentionLayers) -> Tensor:
+        """float32 [n, hidden_size] to the same shape; x may be overwritten. `attention` is this backend's own."""
+
+
 class Backend(Protocol):
     """The operations that cost time; `reference` says what each means."""
 
@@ -61,6 +85,8 @@ class Backend(Protocol):
     ) -> LinearLayer:
         """x · weightᵀ + bias for projections that read the same rows, prepared once; the rows normed before where there
         is a norm. `gated`: the two projections are gate and up, and the one output is silu(gate) · up."""
+
+    def make_layers(self, layers: Sequence[LayerWeights]) -> DecoderLayers: ...
 
     def make_embedding(self, weight: RawTensor) -> Callable[[Tensor], Tensor]:
         """Lookup of rows: token ids int32 [n] to float32 [n, hidden_size]; `IndexError` for an id beyond the matrix."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.ops import reference
-from pilotfish.ops.backend import AttentionLayers, Backend, LinearLayer, Norm, Projection
+from pilotfish.ops.backend import AttentionLayers, Backend, DecoderLayers, LayerWeights, LinearLayer, Norm, Projection
 from pilotfish.ops.reference import ReferenceBackend, dense, raw_bytes
 from pilotfish.types import RawTensor, WeightType
 
@@ -76,6 +76,9 @@ class NativeBackend:
         self, projections: Sequence[Projection], norm: Norm | None = None, gated: bool = False
     ) -> LinearLayer:
         return PackedLinear(self._kernels, self._variant, projections, norm, gated)
+
+    def make_layers(self, layers: Sequence[LayerWeights]) -> DecoderLayers:
+        return NativeLayers(self._kernels, self._variant, layers)
 
     def make_embedding(self, weight: RawTensor) -> Callable[[Tensor], Tensor]:
         data = raw_bytes(weight)
@@ -152,25 +155,23 @@ class PackedLinear:
         gated: bool,
     ) -> None:
         shapes = [projection.weight.shape for projection in projections]
-        self._num_inputs = shapes[0][1]
-        if any(shape[1] != self._num_inputs for shape in shapes) or (
-            gated and (len(shapes) != 2 or len({*shapes}) > 1)
-        ):
+        self.num_inputs = shapes[0][1]
+        if any(shape[1] != self.num_inputs for shape in shapes) or (gated and (len(shapes) != 2 or len({*shapes}) > 1)):
             raise ValueError(f"linear: matrices of the shapes {shapes} cannot read the same rows together")
-        self._num_outputs = shapes[0][0] if gated else sum(shape[0] for shape in shapes)
+        self.num_outputs = shapes[0][0] if gated else sum(shape[0] for shape in shapes)
         self._has_norm = norm is not None
         if norm is not None:
-            _check("linear", "norm", norm.weight, torch.float32, (self._num_inputs,))
+            _check("linear", "norm", norm.weight, torch.float32, (self.num_inputs,))
         weight, eps = (0, 0.0) if norm is None else (norm.weight.data_ptr(), norm.eps)
-        self._layer = kernels.LinearLayer(variant, self._num_inputs, weight, eps, gated)
+        self.handle = kernels.LinearLayer(variant, self.num_inputs, weight, eps, gated)
         for projection in projections:
             self._add(projection)
-        self._layer.pack()
+        self.handle.pack()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of weights that one call reads."""
-        num_bytes: int = self._layer.num_bytes
+        num_bytes: int = self.handle.num_bytes
         return num_bytes
 
     def _add(self, projection: Projection) -> None:
@@ -182,19 +183,19 @@ class PackedLinear:
         if bias is not None:
             _check("linear", "bias", bias, torch.float32, (num_outputs,))
         kind = _TYPES[projection.weight.weight_type]
-        self._layer.add(kind, data.data_ptr(), num_outputs, 0 if bias is None else bias.data_ptr())
+        self.handle.add(kind, data.data_ptr(), num_outputs, 0 if bias is None else bias.data_ptr())
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        num_rows = _check_rows("linear", "x", x, self._num_inputs)
+        num_rows = _check_rows("linear", "x", x, self.num_inputs)
         delta_address = 0
         if delta is not None:
             if not self._has_norm:
                 raise ValueError("linear: delta is added before a norm, and there is none")
-            if _check_rows("linear", "delta", delta, self._num_inputs) != num_rows:
+            if _check_rows("linear", "delta", delta, self.num_inputs) != num_rows:
                 raise ValueError(f"linear: delta has {delta.shape[0]} rows, x has {num_rows}")
             delta_address = delta.data_ptr()
-        y = torch.empty(num_rows, self._num_outputs)
-        self._layer.run(x.data_ptr(), delta_address, num_rows, y.data_ptr())
+        y = torch.empty(num_rows, self.num_outputs)
+        self.handle.run(x.data_ptr(), delta_address, num_rows, y.data_ptr())
         return y
 
 
@@ -217,14 +218,14 @@ class NativeAttention:
         filled: Tensor,
     ) -> None:
         _check("attention", "keys", keys, torch.float16, (None, None, None, None, None))
-        self._num_layers, num_pages, page_size, num_kv_heads, head_dim = keys.shape
+        num_layers, num_pages, page_size, num_kv_heads, head_dim = keys.shape
         if head_dim > _MAX_HEAD_DIM:
             raise ValueError(f"attention: heads have at most {_MAX_HEAD_DIM} values, got {head_dim}")
         _check("attention", "values", values, torch.float16, keys.shape)
-        _check("attention", "filled", filled, torch.int32, (self._num_layers, num_pages))
+        _check("attention", "filled", filled, torch.int32, (num_layers, num_pages))
         _check("attention", "positions", positions, torch.int32, (None,))
-        self._num_rows = positions.shape[0]
-        _check("attention", "slot_mapping", slot_mapping, torch.int32, (self._num_rows,))
+        num_rows = positions.shape[0]
+        _check("attention", "slot_mapping", slot_mapping, torch.int32, (num_rows,))
         _check("attention", "seq_lens", seq_lens, torch.int32, (None,))
         num_seqs = seq_lens.shape[0]
         _check("attention", "query_start_loc", query_start_loc, torch.int32, (num_seqs + 1,))
@@ -233,11 +234,10 @@ class NativeAttention:
             _check("attention", "tables", table, torch.float32, (None, head_dim // 2))
         if num_heads % num_kv_heads:
             raise ValueError(f"attention: {num_heads} query heads cannot share {num_kv_heads} key/value heads")
-        self._row_size = (num_heads + 2 * num_kv_heads) * head_dim
-        self._output_size = num_heads * head_dim
+        self.sizes = (num_layers, num_rows, (num_heads + 2 * num_kv_heads) * head_dim, num_heads * head_dim)
         # The pointers below are good for as long as these live.
         self._tensors = (positions, slot_mapping, query_start_loc, seq_lens, page_table, *tables, keys, values, filled)
-        self._attention = kernels.Attention(
+        self.handle = kernels.Attention(
             variant,
             *(tensor.data_ptr() for tensor in self._tensors),
             num_seqs,
@@ -250,13 +250,57 @@ class NativeAttention:
         )
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        if not 0 <= layer < self._num_layers:
-            raise ValueError(f"attention: there is no layer {layer} among {self._num_layers}")
-        if _check_rows("attention", "qkv", qkv, self._row_size) != self._num_rows:
-            raise ValueError(f"attention: qkv has {qkv.shape[0]} rows, the batch {self._num_rows}")
-        y = torch.empty(self._num_rows, self._output_size)
-        self._attention.run(layer, qkv.data_ptr(), y.data_ptr())
+        num_layers, num_rows, qkv_size, attended_size = self.sizes
+        if not 0 <= layer < num_layers:
+            raise ValueError(f"attention: there is no layer {layer} among {num_layers}")
+        _check("attention", "qkv", qkv, torch.float32, (num_rows, qkv_size))
+        y = torch.empty(num_rows, attended_size)
+        self.handle.run(layer, qkv.data_ptr(), y.data_ptr())
         return y
+
+
+class NativeLayers:
+    """All layers in one call, which keeps what Python costs a forward small; see `DecoderLayers`."""
+
+    def __init__(self, kernels: ModuleType, variant: object, layers: Sequence[LayerWeights]) -> None:
+        self._layers = kernels.DecoderLayers()
+        self._num_layers = len(layers)
+        self.num_bytes = 0
+        shapes = set()
+        for layer in layers:
+            products = [
+                PackedLinear(kernels, variant, *arguments)
+                for arguments in (
+                    (layer.qkv, layer.attention_norm, False),
+                    ([layer.attention_output], None, False),
+                    ([layer.gate, layer.up], layer.feed_forward_norm, True),
+                    ([layer.down], None, False),
+                )
+            ]
+            self._layers.add(*(product.handle for product in products))
+            self.num_bytes += sum(product.num_bytes for product in products)
+            shapes.add(tuple((product.num_inputs, product.num_outputs) for product in products))
+        self._check_shapes(shapes)
+
+    def _check_shapes(self, shapes: set[tuple[tuple[int, int], ...]]) -> None:
+        """Each product must read what the one before it gives, in all layers alike."""
+        if len(shapes) != 1:
+            raise ValueError(f"layers: {len(shapes)} kinds of layers, where one is needed")
+        ((qkv, attention_output, gate_up, down),) = shapes
+        self._hidden_size, self._qkv_size = qkv
+        self._attended_size, hidden_size = attention_output
+        if not (qkv[0] == hidden_size == gate_up[0] == down[1] and gate_up[1] == down[0]):
+            raise ValueError(f"layers: products of the shapes {[qkv, attention_output, gate_up, down]} do not fit")
+
+    def __call__(self, x: Tensor, attention: AttentionLayers) -> Tensor:
+        if not isinstance(attention, NativeAttention):
+            raise TypeError("layers: native layers need native attention")
+        num_rows = _check_rows("layers", "x", x, self._hidden_size)
+        sizes = (self._num_layers, num_rows, self._qkv_size, self._attended_size)
+        if attention.sizes != sizes:
+            raise ValueError(f"layers: (layers, rows, qkv, attended) are {sizes}, the attention's {attention.sizes}")
+        self._layers.run(attention.handle, x.data_ptr(), num_rows)
+        return x
 
 
 class MachineProbe:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pilotfish.errors import NonFiniteLogitsError
-from pilotfish.ops.backend import LinearLayer, Norm, Projection
+from pilotfish.ops.backend import AttentionLayers, DecoderLayers, LayerWeights, LinearLayer, Norm, Projection
 from pilotfish.ops.dequantize import dequantize
 from pilotfish.types import RawTensor, WeightType
 
@@ -239,6 +239,34 @@ class _Attention:
         return attention(q, keys, values, self.query_start_loc, self.seq_lens, self.page_table).flatten(1)
 
 
+class _Layers:
+    """See `DecoderLayers`."""
+
+    def __init__(self, backend: ReferenceBackend, layers: Sequence[LayerWeights]) -> None:
+        make = backend.make_linear
+        self._layers = [
+            (
+                make(layer.qkv, layer.attention_norm),
+                make([layer.attention_output]),
+                make([layer.gate, layer.up], layer.feed_forward_norm, gated=True),
+                make([layer.down]),
+            )
+            for layer in layers
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(product.num_bytes for layer in self._layers for product in layer)
+
+    def __call__(self, x: Tensor, attention: AttentionLayers) -> Tensor:
+        delta = None  # what the last product adds to x: `qkv` and `gate_up` do that before their norm
+        for index, (qkv, attention_output, gate_up, down) in enumerate(self._layers):
+            attended = attention(index, qkv(x, delta))  # [n, num_heads · head_dim]
+            gated = gate_up(x, attention_output(attended))  # [n, intermediate_size]
+            delta = down(gated)
+        return x if delta is None else x + delta
+
+
 class ReferenceBackend:
     """The operations of this module; each shape of matrix is checked once for independent rows."""
 
@@ -262,5 +290,8 @@ class ReferenceBackend:
             self._pads_rows[matrix.shape] = padding_keeps_rows_independent(matrix)
         bias = None if projection.bias is None else dense(projection.bias)
         return Linear(matrix, bias, self._pads_rows[matrix.shape])
+
+    def make_layers(self, layers: Sequence[LayerWeights]) -> DecoderLayers:
+        return _Layers(self, layers)
 
     make_attention = staticmethod(_Attention)
