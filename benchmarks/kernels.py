@@ -119,23 +119,21 @@ class TimedKernels:
 
     def __getattr__(self, name: str) -> object:
         member = getattr(self._kernels, name)
-        made = partial(self._make, member) if isinstance(member, type) else self.timed(member)
+        timed = self.timed(member)
+        made = (lambda *arguments: TimedObject(self, timed(*arguments))) if isinstance(member, type) else timed
         setattr(self, name, made)
         return made
 
     def timed(self, function: Callable[..., object]) -> Callable[..., object]:
         def call(*arguments: object) -> object:
+            plain = [argument.wrapped if isinstance(argument, TimedObject) else argument for argument in arguments]
             start = time.perf_counter()
-            result = function(*arguments)
+            result = function(*plain)
             self.seconds += time.perf_counter() - start
             self.calls += 1
             return result
 
         return call
-
-    def _make(self, kind: type, *arguments: object) -> object:
-        plain = [argument.wrapped if isinstance(argument, TimedObject) else argument for argument in arguments]
-        return TimedObject(self, kind(*plain))
 
 
 class TimedObject:

@@ -133,11 +133,7 @@ void quantize(const Activations& x, int64_t first_block, int64_t last_block, int
       int8_t* codes = x.codes + place * x.block;
       x.scales[place] = quantize_block(x.values + row * x.k + block * x.block, x.block, codes);
       int16_t *sums16 = x.sums16 + place * (x.block / 16), *sums32 = x.sums32 + place * (x.block / 32);
-      for (int64_t i = 0; i < x.block / 16; i++) {
-        int32_t sum = 0;
-        for (int j = 0; j < 16; j++) sum += codes[16 * i + j];
-        sums16[i] = static_cast<int16_t>(sum);
-      }
+      for (int64_t i = 0; i < x.block / 16; i++) sums16[i] = static_cast<int16_t>(i8_sum16(codes + 16 * i));
       for (int64_t i = 0; i < x.block / 32; i++) sums32[i] = static_cast<int16_t>(sums16[2 * i] + sums16[2 * i + 1]);
     }
   }

@@ -275,17 +275,23 @@ void panel_outputs(const Matrix& matrix, int64_t panel, const Activations& x, in
   for (int64_t r = 0; r < num_rows; r++) f32_store(out + kLanes * r, add(f32_load(out + kLanes * r), bias));
 }
 
+// Runs `outputs` for some panels and rows, and stores what it gives. Several panels are stored at once: a row of many
+// outputs is far from the next in memory, and worth touching only for more than one line.
 template <class Outputs>
 void for_panels(int64_t num_outputs, int64_t first, int64_t last, int64_t num_rows, const Output& y,
                 Outputs outputs) {
-  alignas(64) float out[kMaxRows * kLanes];
-  for (int64_t panel = first; panel < last; panel++) {
-    const int64_t column = panel * kLanes;
-    for (int64_t row = 0; row < num_rows; row += kMaxRows) {
-      const int64_t count = num_rows - row < kMaxRows ? num_rows - row : kMaxRows;
-      outputs(panel, row, count, out);
+  constexpr int64_t kAtOnce = 4;
+  alignas(64) float out[kAtOnce][kMaxRows * kLanes];
+  for (int64_t row = 0; row < num_rows; row += kMaxRows) {
+    const int64_t count = num_rows - row < kMaxRows ? num_rows - row : kMaxRows;
+    for (int64_t start = first; start < last; start += kAtOnce) {
+      const int64_t panels = last - start < kAtOnce ? last - start : kAtOnce;
+      for (int64_t i = 0; i < panels; i++) outputs(start + i, row, count, out[i]);
       for (int64_t r = 0; r < count; r++) {
-        f32_store_up_to(y.data + (row + r) * y.stride + column, num_outputs - column, f32_load(out + kLanes * r));
+        for (int64_t i = 0; i < panels; i++) {
+          const int64_t column = (start + i) * kLanes;
+          f32_store_up_to(y.data + (row + r) * y.stride + column, num_outputs - column, f32_load(out[i] + kLanes * r));
+        }
       }
     }
   }

@@ -91,6 +91,12 @@ inline void i8_store(int8_t* p, i32x16 a) {
   _mm256_store_si256(reinterpret_cast<__m256i*>(lanes + 8), a.hi);
   for (int i = 0; i < 16; i++) p[i] = static_cast<int8_t>(lanes[i]);
 }
+inline int32_t i8_sum16(const int8_t* p) {
+  // psadbw adds unsigned bytes: each code plus 128.
+  const __m128i raised = _mm_xor_si128(load128(reinterpret_cast<const uint8_t*>(p)), _mm_set1_epi8(-128));
+  const __m128i sums = _mm_sad_epu8(raised, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
+}
 inline i32x16 i32_load_i8(const uint8_t* p) {
   return {_mm256_cvtepi8_epi32(load64(p)), _mm256_cvtepi8_epi32(load64(p + 8))};
 }

@@ -66,6 +66,12 @@ inline i32x16 i32_zero() { return {_mm512_setzero_si512()}; }
 inline i32x16 i32_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline i32x16 add(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline i32x16 mul(i32x16 a, i32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+inline int32_t i8_sum16(const int8_t* p) {
+  // psadbw adds unsigned bytes: each code plus 128.
+  const __m128i raised = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(-128));
+  const __m128i sums = _mm_sad_epu8(raised, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
+}
 inline i32x16 i32_load_i8(const uint8_t* p) {
   return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }

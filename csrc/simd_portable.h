@@ -113,6 +113,11 @@ inline f32x16 times_power_of_two(f32x16 a, i32x16 n) {
   return a;
 }
 inline void i8_store(int8_t* p, i32x16 a) { PILOTFISH_LANES(i) p[i] = static_cast<int8_t>(a.v[i]); }
+inline int32_t i8_sum16(const int8_t* p) {
+  int32_t sum = 0;
+  PILOTFISH_LANES(i) sum += p[i];
+  return sum;
+}
 inline i32x16 i32_load_i8(const uint8_t* p) {
   i32x16 y;
   PILOTFISH_LANES(i) y.v[i] = static_cast<int8_t>(p[i]);
