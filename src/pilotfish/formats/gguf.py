@@ -10,6 +10,7 @@ import itertools
 import math
 import mmap
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from pilotfish.types import RawTensor, WeightType
 _MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _MAX_DIMENSIONS = 4
 _MIN_KEY_VALUE_BYTES = 8 + 4 + 1  # an empty key, a type, a one-byte value
 _MIN_TENSOR_INFO_BYTES = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension
@@ -123,15 +125,26 @@ class _Reader:
         return int(self.scalar(code))
 
     def string(self) -> str:
-        length = self.integer("Q")
-        if length > self.size - self.position:
-            raise self.truncated(f"a text of {length} bytes at byte {self.position} runs past the end")
-        raw = self.data[self.position : self.position + length]
-        self.position += length
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            raise self.fail(f"the text at byte {self.position - length} is not UTF-8") from None
+        return self.strings(1)[0]
+
+    def strings(self, count: int) -> list[str]:
+        # A vocabulary and its merges are some 300,000 texts: one loop over them, and not a call for each.
+        data, size, position = self.data, self.size, self.position
+        texts: list[str] = []
+        for _ in range(count):
+            start = position + _LENGTH.size
+            if start > size:
+                raise self.truncated(f"the header runs past the end at byte {size}")
+            (length,) = _LENGTH.unpack_from(data, position)
+            position = start + length
+            if position > size:
+                raise self.truncated(f"a text of {length} bytes at byte {start} runs past the end")
+            try:
+                texts.append(data[start:position].decode())
+            except UnicodeDecodeError:
+                raise self.fail(f"the text at byte {start} is not UTF-8") from None
+        self.position = position
+        return texts
 
     def value(self, kind: int, key: str) -> object:
         if kind == _STRING:
@@ -142,12 +155,12 @@ class _Reader:
             raise self.fail(f"metadata {key!r} has the unknown type {kind}")
         return self.scalar(_SCALARS[kind])
 
-    def array(self, key: str) -> list[object]:
+    def array(self, key: str) -> Sequence[object]:
         kind, count = self.integer("I"), self.integer("Q")
         if kind == _STRING:
             if count > (self.size - self.position) // 8:
                 raise self.truncated(f"metadata {key!r} announces {count} texts")
-            return [self.string() for _ in range(count)]
+            return self.strings(count)
         if kind not in _SCALARS:
             raise self.fail(f"metadata {key!r} is an array of the unsupported type {kind}")
         dtype = np.dtype("<" + _SCALARS[kind]) if kind != 7 else np.dtype(np.uint8)

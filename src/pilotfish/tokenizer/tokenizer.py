@@ -20,6 +20,7 @@ from pilotfish.tokenizer.vocabulary import (
     read_merges,
     read_value,
     read_vocabulary,
+    refuse_unknown_merges,
 )
 
 
@@ -167,10 +168,14 @@ class Tokenizer:
 def _build_backend(metadata: Mapping[str, object], vocabulary: Vocabulary, rule: SplitRule) -> tokenizers.Tokenizer:
     typed_tokens = list(zip(vocabulary.tokens, vocabulary.token_types, strict=True))
     ids_by_text = {text: token_id for token_id, (text, kind) in enumerate(typed_tokens) if kind != UNUSED}
-    merges = read_merges(metadata, ids_by_text)
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocab=ids_by_text, merges=merges, ignore_merges=rule.ignore_merges)
-    )
+    merges = read_merges(metadata)
+    try:
+        model = tokenizers.models.BPE(vocab=ids_by_text, merges=merges, ignore_merges=rule.ignore_merges)
+    except Exception:
+        # It refuses merges of unknown tokens but does not say where; looking first would be a tenth of a second.
+        refuse_unknown_merges(merges, ids_by_text)
+        raise
+    backend = tokenizers.Tokenizer(model)
     normalizer = rule.normalizer()
     if normalizer is not None:
         backend.normalizer = normalizer

@@ -27,6 +27,8 @@ END_OF_TURN_TEXTS = frozenset(
 )
 """Control tokens with which chat models end a turn or a text: files often list only one of those a model uses."""
 
+_MERGES = "tokenizer.ggml.merges"
+
 T = TypeVar("T")
 
 
@@ -111,22 +113,28 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
     )
 
 
-def read_merges(metadata: Mapping[str, object], ids_by_text: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges of a GGUF header, best first. Raises `TokenizerError` naming the first one that cannot be applied."""
-    key = "tokenizer.ggml.merges"
-    lines = _read_list(metadata, key, str, may_be_empty=True)
+def read_merges(metadata: Mapping[str, object]) -> list[tuple[str, str]]:
+    """The merges of a GGUF header, best first, each two texts. Raises `TokenizerError` naming the first that is not."""
+    lines = _read_list(metadata, _MERGES, str, may_be_empty=True)
     merges: list[tuple[str, str]] = []
     for index, line in enumerate(lines):
-        left, space, right = line.partition(" ")
-        if not (left and space and right) or " " in right:
-            raise TokenizerError(f"{key}[{index}] is {line!r}, not two tokens with a space between them")
-        for text in (left, right, left + right):
-            if text not in ids_by_text:
-                raise TokenizerError(f"{key}[{index}] is {line!r}, but {text!r} is not in the vocabulary")
+        left, _, right = line.partition(" ")
+        if not left or not right or " " in right:
+            raise TokenizerError(f"{_MERGES}[{index}] is {line!r}, not two tokens with a space between them")
         merges.append((left, right))
     if len(set(merges)) != len(merges):
-        raise TokenizerError(f"{key} lists {_first_repeated(lines)!r} twice, so its rank is not defined")
+        raise TokenizerError(f"{_MERGES} lists {_first_repeated(lines)!r} twice, so its rank is not defined")
     return merges
+
+
+def refuse_unknown_merges(merges: Sequence[tuple[str, str]], ids_by_text: Mapping[str, int]) -> None:
+    """Raises `TokenizerError` for the first merge that takes or makes a text which is not in the vocabulary."""
+    for index, (left, right) in enumerate(merges):
+        for text in (left, right, left + right):
+            if text not in ids_by_text:
+                raise TokenizerError(
+                    f"{_MERGES}[{index}] is {f'{left} {right}'!r}, but {text!r} is not in the vocabulary"
+                )
 
 
 def read_value(metadata: Mapping[str, object], key: str, kind: type[T]) -> T | None:
