@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -49,6 +49,8 @@ class RawTensor:
     weight_type: WeightType
     shape: tuple[int, ...]
     data: numpy.ndarray[Any, Any]
+    evict: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
+    """Gives back the memory that reading `data` took; who looks at it again reads the file again."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import mmap
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ class GGUFFile:
         path = Path(path)
         try:
             with path.open("rb") as file:
-                # ACCESS_COPY: torch wants writable buffers; a page would be copied only if somebody wrote to it.
+                # ACCESS_COPY: torch wants writable buffers. Nobody may write: what is evicted is read anew.
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except FileNotFoundError:
             raise ModelNotFoundError(f"no such file: {path}") from None
@@ -93,7 +94,15 @@ class GGUFFile:
         info = self._infos[name]
         rows = math.prod(info.shape[:-1])
         view = np.frombuffer(self._data, np.uint8, info.num_bytes, info.start)
-        return RawTensor(name, info.weight_type, info.shape, view.reshape(rows, -1))
+        evict = partial(_evict, self._data, info.start, info.num_bytes)
+        return RawTensor(name, info.weight_type, info.shape, view.reshape(rows, -1), evict)
+
+
+def _evict(data: mmap.mmap, start: int, num_bytes: int) -> None:
+    """Takes the pages that hold these bytes out of the process's memory, where the system can."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        first_page = start // mmap.PAGESIZE * mmap.PAGESIZE
+        data.madvise(mmap.MADV_DONTNEED, first_page, start + num_bytes - first_page)
 
 
 class _Reader:

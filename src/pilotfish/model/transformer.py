@@ -37,9 +37,10 @@ class Transformer:
         self._masked_ids = torch.tensor(masked, dtype=torch.int64)
         self._backend = backend or ops.ReferenceBackend()
         weights = _Weights(tensors, config.rms_norm_eps)
+        # The output first: it is the largest matrix, and while it is prepared it is in memory twice.
+        self._output = self._backend.make_linear([weights.projection("output")], weights.norm("output_norm"))
         self._embedding = self._backend.make_embedding(tensors["token_embd.weight"])
         self._layers = self._backend.make_layers([weights.layer(f"blk.{i}") for i in range(config.num_layers)])
-        self._output = self._backend.make_linear([weights.projection("output")], weights.norm("output_norm"))
         self._rotary_tables = ops.rotary_tables(config.head_dim, config.context_length, config.rope_theta)
 
     @property

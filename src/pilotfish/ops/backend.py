@@ -84,7 +84,8 @@ class Backend(Protocol):
         self, projections: Sequence[Projection], norm: Norm | None = None, gated: bool = False
     ) -> LinearLayer:
         """x · weightᵀ + bias for projections that read the same rows, prepared once; the rows normed before where there
-        is a norm. `gated`: the two projections are gate and up, and the one output is silu(gate) · up."""
+        is a norm. `gated`: the two projections are gate and up, and the one output is silu(gate) · up. The layer keeps
+        what it needs of the raw tensors and does not look at them again."""
 
     def make_layers(self, layers: Sequence[LayerWeights]) -> DecoderLayers: ...
 

@@ -167,6 +167,8 @@ class PackedLinear:
         for projection in projections:
             self._add(projection)
         self.handle.pack()
+        for projection in projections:  # at once, so that a model is never in memory twice
+            projection.weight.evict()
 
     @property
     def num_bytes(self) -> int:

@@ -286,6 +286,7 @@ class ReferenceBackend:
 
     def _prepare(self, projection: Projection) -> Linear:
         matrix = dense(projection.weight)
+        projection.weight.evict()
         if matrix.shape not in self._pads_rows:
             self._pads_rows[matrix.shape] = padding_keeps_rows_independent(matrix)
         bias = None if projection.bias is None else dense(projection.bias)
