@@ -77,6 +77,7 @@ def read_model(file: GGUFFile) -> tuple[ModelConfig, dict[str, RawTensor]]:
             )
         if architecture.permuted_qk and tensor_name.endswith(("attn_q.weight", "attn_k.weight")):
             raw = unpermute_rows(raw, config.head_dim)
+            raw.evict()  # its rows are a copy now
         tensors[tensor_name] = raw
     tensors.setdefault("output.weight", tensors["token_embd.weight"])
     return config, tensors
