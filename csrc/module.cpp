@@ -5,7 +5,9 @@
 #if defined(PILOTFISH_X86)
 #include <cpuid.h>
 #endif
-#if defined(__linux__)
+// AddressSanitizer watches the heap, not what is mapped.
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+#define PILOTFISH_MMAP
 #include <sys/mman.h>
 #endif
 
@@ -21,7 +23,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -79,33 +80,38 @@ const Kernels& find(const std::string& isa) {
   throw std::invalid_argument("this CPU cannot run the instruction set " + isa);
 }
 
-// Zeroed memory for repacked weights: private and anonymous, since huge pages are only given to such.
+// Zeroed memory for repacked weights: private and anonymous, since huge pages are only given to such, and starting where
+// a huge page does.
 class Buffer {
  public:
   explicit Buffer(size_t size) : size_(size) {
-#if defined(__linux__)
-    data_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data_ == MAP_FAILED) throw std::bad_alloc();
-    madvise(data_, size, MADV_HUGEPAGE);
+#if defined(PILOTFISH_MMAP)
+    memory_ = mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory_ == MAP_FAILED) throw std::bad_alloc();
+    madvise(memory_, size + kHugePage, MADV_HUGEPAGE);
+    address_ = (reinterpret_cast<uintptr_t>(memory_) + kHugePage - 1) / kHugePage * kHugePage;
 #else
-    data_ = std::calloc(size, 1);
-    if (data_ == nullptr) throw std::bad_alloc();
+    memory_ = std::calloc(size, 1);
+    if (memory_ == nullptr) throw std::bad_alloc();
+    address_ = reinterpret_cast<uintptr_t>(memory_);
 #endif
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() {
-#if defined(__linux__)
-    munmap(data_, size_);
+#if defined(PILOTFISH_MMAP)
+    munmap(memory_, size_ + kHugePage);
 #else
-    std::free(data_);
+    std::free(memory_);
 #endif
   }
-  uintptr_t address() const { return reinterpret_cast<uintptr_t>(data_); }
+  uintptr_t address() const { return address_; }
   size_t size() const { return size_; }
 
  private:
-  void* data_;
+  static constexpr size_t kHugePage = 1 << 21;
+  void* memory_;
+  uintptr_t address_;
   size_t size_;
 };
 
@@ -375,10 +381,13 @@ class LinearLayer {
     parts_.push_back(std::move(part));
   }
 
-  // Repacks what was added; the file's rows are not needed afterwards. Gate and up lie panel by panel beside each
-  // other: the order in which they are read.
-  void pack() {
-    packed_ = std::make_unique<Buffer>(num_bytes_ + kReadAhead);
+  // Repacks what was added into num_bytes() bytes of a buffer that outlives this layer; the file's rows are not needed
+  // afterwards. Gate and up lie panel by panel beside each other: the order in which they are read.
+  void pack(const Buffer& buffer, int64_t offset) {
+    if (offset < 0 || offset + num_bytes_ > static_cast<int64_t>(buffer.size())) {
+      throw std::out_of_range("the packed weights do not fit into the buffer");
+    }
+    packed_ = pointer<uint8_t>(buffer.address()) + offset;
     int64_t start = 0;
     for (Part& part : parts_) {
       part.start = start;
@@ -433,8 +442,6 @@ class LinearLayer {
   }
 
  private:
-  static constexpr int64_t kReadAhead = 8192;  // the kernels ask for bytes somewhat beyond a matrix
-
   struct Part {
     WeightType type;
     const uint8_t* rows;
@@ -447,7 +454,7 @@ class LinearLayer {
   };
 
   uint8_t* address(const Part& part, int64_t panel) const {
-    return pointer<uint8_t>(packed_->address()) + part.start + panel * part.stride;
+    return packed_ + part.start + panel * part.stride;
   }
 
   Matrix matrix(const Part& part) const {
@@ -466,7 +473,7 @@ class LinearLayer {
 
   // A worker's first lines are on their way while it prepares the rows.
   void prefetch(Worker self) const {
-    const uint8_t* p = pointer<const uint8_t>(packed_->address()) + num_bytes_ * self.index / self.count;
+    const uint8_t* p = packed_ + num_bytes_ * self.index / self.count;
     for (int i = 0; i < kPrefetchBytes; i += 64) __builtin_prefetch(p + i, 0, 0);
   }
 
@@ -514,7 +521,7 @@ class LinearLayer {
   float eps_;
   bool gated_, uses_32_ = false, uses_256_ = false;
   std::vector<Part> parts_;
-  std::unique_ptr<Buffer> packed_;
+  uint8_t* packed_ = nullptr;
 };
 
 // The products of one layer, in their order.
@@ -607,7 +614,7 @@ NB_MODULE(_kernels, m) {
            nb::arg("norm"), nb::arg("eps"), nb::arg("gated"))
       .def("add", &LinearLayer::add, nb::arg("type"), nb::arg("rows"), nb::arg("num_outputs"), nb::arg("bias"),
            free_gil)
-      .def("pack", &LinearLayer::pack, free_gil)
+      .def("pack", &LinearLayer::pack, nb::arg("buffer"), nb::arg("offset"), nb::keep_alive<1, 2>(), free_gil)
       .def(
           "run",
           [](const LinearLayer& self, uintptr_t x, uintptr_t delta, int64_t num_rows, uintptr_t y) {

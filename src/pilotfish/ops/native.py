@@ -33,7 +33,6 @@ _TYPES = {
     WeightType.BF16: 7,
 }
 _MAX_HEAD_DIM = 512
-_READ_AHEAD = 8192  # the kernels ask for bytes somewhat beyond what they read
 
 
 def choose_backend(environment: Mapping[str, str] = os.environ) -> Backend:
@@ -75,7 +74,9 @@ class NativeBackend:
     def make_linear(
         self, projections: Sequence[Projection], norm: Norm | None = None, gated: bool = False
     ) -> LinearLayer:
-        return PackedLinear(self._kernels, self._variant, projections, norm, gated)
+        linear = PackedLinear(self._kernels, self._variant, projections, norm, gated)
+        linear.pack(self._kernels.Buffer(linear.num_bytes), 0)
+        return linear
 
     def make_layers(self, layers: Sequence[LayerWeights]) -> DecoderLayers:
         return NativeLayers(self._kernels, self._variant, layers)
@@ -164,17 +165,22 @@ class PackedLinear:
             _check("linear", "norm", norm.weight, torch.float32, (self.num_inputs,))
         weight, eps = (0, 0.0) if norm is None else (norm.weight.data_ptr(), norm.eps)
         self.handle = kernels.LinearLayer(variant, self.num_inputs, weight, eps, gated)
+        self._projections = projections
         for projection in projections:
             self._add(projection)
-        self.handle.pack()
-        for projection in projections:  # at once, so that a model is never in memory twice
-            projection.weight.evict()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of weights that one call reads."""
         num_bytes: int = self.handle.num_bytes
         return num_bytes
+
+    def pack(self, buffer: object, offset: int) -> None:
+        """Repacks the weights into `num_bytes` bytes of a `Buffer`. Before that the layer cannot be called."""
+        self.handle.pack(buffer, offset)
+        for projection in self._projections:  # at once, so that a model is never in memory twice
+            projection.weight.evict()
+        del self._projections
 
     def _add(self, projection: Projection) -> None:
         data = raw_bytes(projection.weight)
@@ -265,12 +271,9 @@ class NativeLayers:
     """All layers in one call, which keeps what Python costs a forward small; see `DecoderLayers`."""
 
     def __init__(self, kernels: ModuleType, variant: object, layers: Sequence[LayerWeights]) -> None:
-        self._layers = kernels.DecoderLayers()
         self._num_layers = len(layers)
-        self.num_bytes = 0
-        shapes = set()
-        for layer in layers:
-            products = [
+        all_products = [
+            [
                 PackedLinear(kernels, variant, *arguments)
                 for arguments in (
                     (layer.qkv, layer.attention_norm, False),
@@ -279,10 +282,19 @@ class NativeLayers:
                     ([layer.down], None, False),
                 )
             ]
+            for layer in layers
+        ]
+        self._check_shapes({tuple((p.num_inputs, p.num_outputs) for p in products) for products in all_products})
+        # One mapping for all, in the order of use: small matrices share huge pages, and reading ahead goes on into the
+        # next matrix.
+        self.num_bytes = sum(product.num_bytes for products in all_products for product in products)
+        buffer, offset = kernels.Buffer(self.num_bytes), 0
+        self._layers = kernels.DecoderLayers()
+        for products in all_products:
+            for product in products:
+                product.pack(buffer, offset)
+                offset += product.num_bytes
             self._layers.add(*(product.handle for product in products))
-            self.num_bytes += sum(product.num_bytes for product in products)
-            shapes.add(tuple((product.num_inputs, product.num_outputs) for product in products))
-        self._check_shapes(shapes)
 
     def _check_shapes(self, shapes: set[tuple[tuple[int, int], ...]]) -> None:
         """Each product must read what the one before it gives, in all layers alike."""
@@ -311,7 +323,7 @@ class MachineProbe:
     def __init__(self, backend: NativeBackend, num_bytes: int) -> None:
         """`num_bytes` of memory to read: far more than the caches hold."""
         self._variant = backend._variant
-        self._memory = backend._kernels.Buffer(num_bytes + _READ_AHEAD)
+        self._memory = backend._kernels.Buffer(num_bytes)
         # Pages that nobody has written are all the same page of zeros.
         ctypes.memset(self._memory.address, 1, num_bytes)
         self._num_bytes = num_bytes
