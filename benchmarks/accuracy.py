@@ -27,7 +27,7 @@ from pilotfish import DenseCache, PilotfishError, Tokenizer, load
 from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.loading import find_file
 from pilotfish.model import ForwardInput, Transformer, run_forward
-from pilotfish.ops.native import choose_backend
+from pilotfish.ops.native import NativeBackend, choose_backend
 from pilotfish.ops.reference import ReferenceBackend
 
 DEFAULT_TEXT = Path(__file__).with_suffix(".txt")
@@ -81,7 +81,7 @@ def compare(reference: Tensor, logits: Tensor) -> Comparison:
     divergences, agrees = [], []
     for position, rows in enumerate(zip(reference, logits, strict=True)):
         if not all(row.isfinite().all() for row in rows):
-            raise NonFiniteLogitsError(f"the logits at position {position} are not finite")
+            raise NonFiniteLogitsError(position)
         expected, found = (row.double().log_softmax(dim=0) for row in rows)
         divergences.append(expected.exp().mul(expected - found).sum())
         agrees.append(expected.argmax() == found.argmax())
@@ -103,13 +103,12 @@ class Peer(NamedTuple):
     logits: Tensor
 
 
-def llama_cpp_forward(path: Path, token_ids: Sequence[int]) -> Peer | None:
+def llama_cpp_forward(path: Path, token_ids: Sequence[int], threads: int) -> Peer | None:
     """llama.cpp with the defaults of its Python package; None where that is not installed."""
     try:
         import llama_cpp
     except ModuleNotFoundError:
         return None
-    threads = torch.get_num_threads()
     model = llama_cpp.Llama(
         str(path),
         n_ctx=len(token_ids),
@@ -154,7 +153,8 @@ def run(model_name: str, text: Path, num_tokens: int, quiet: bool) -> None:
     pilotfish = compare(reference, logits)
 
     _progress("the same with llama.cpp")
-    peer = llama_cpp_forward(path, token_ids)
+    threads = backend.threads if isinstance(backend, NativeBackend) else torch.get_num_threads()
+    peer = llama_cpp_forward(path, token_ids, threads)
     if peer is None:
         _progress("llama-cpp-python is not installed, so its column is left out: see requirements-peers.txt")
     llama_cpp = None if peer is None else compare(reference, peer.logits[:, real_ids])

@@ -29,7 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -71,6 +71,10 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+class PeerError(PilotfishError):
+    """llama.cpp's process ended; what it said stands above."""
+
+
 class LlamaCppPeer(AbstractContextManager["LlamaCppPeer"]):
     """A child process with llama.cpp; see llama_cpp_peer.py."""
 
@@ -81,14 +85,16 @@ class LlamaCppPeer(AbstractContextManager["LlamaCppPeer"]):
 
     def call(self, method: str, *arguments: object) -> Any:
         """What the method returns there."""
-        print(json.dumps([method, *arguments]), file=self._process.stdin, flush=True)
+        with suppress(BrokenPipeError):  # then there is no answer either
+            print(json.dumps([method, *arguments]), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("llama.cpp's process ended; what it said stands above")
+            raise PeerError("llama.cpp's process ended; what it said stands above")
         return json.loads(line)
 
     def __exit__(self, *exception: object) -> None:
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
 
@@ -183,7 +189,7 @@ def dispatch_shares(target: Path, draft: Path) -> dict[str, float]:
     timed = TimedKernels(_kernels)
     profiled = NativeBackend(timed, backend.isa, backend.threads)
     target_steps = Stopwatch(pilotfish.load(target, backend=profiled)[0], 64)
-    draft_steps = Stopwatch(pilotfish.load(draft, backend=profiled)[0], 64)
+    draft_steps = Stopwatch(pilotfish.load(draft, backend=profiled)[0], 64, choose=profiled.argmax)
     return {
         "dispatch_share_target_step": outside_share(timed, partial(target_steps.forward, 1)),
         "dispatch_share_draft_step": outside_share(timed, draft_steps.draft_step),
@@ -223,6 +229,9 @@ class Pair:
         self.model, self.tokenizer = pilotfish.load(target, backend=backend)
         self._draft_model, draft_tokenizer = pilotfish.load(draft, backend=backend)
         self._pair = pilotfish.check_pair(draft_tokenizer, self.tokenizer)
+        longest = max(ROW_COUNTS) + max(ROW_COUNTS[max(ROW_COUNTS)])
+        if self.model.config.context_length < longest:
+            raise OptionError(f"the target's context of {self.model.config.context_length} tokens is below {longest}")
         self.stopwatches = {length: Stopwatch(self.model, length) for length in ROW_COUNTS}
         self.draft_stopwatch = Stopwatch(self._draft_model, 64)
         self.prompts = [

@@ -47,11 +47,11 @@ class LlamaCpp:
         if context_length not in self._prefilled:
             context = self._new_context(context_length + _MAX_ROWS)
             for first in range(0, context_length, _MAX_ROWS):
-                self._decode(context, _token_ids(min(_MAX_ROWS, context_length - first)), first, 0)
+                self._decode(context, self._token_ids(min(_MAX_ROWS, context_length - first)), first, 0)
             self._prefilled[context_length] = context
         context = self._prefilled[context_length]
         start = time.perf_counter()
-        self._decode(context, _token_ids(num_rows), context_length, num_rows)
+        self._decode(context, self._token_ids(num_rows), context_length, num_rows)
         seconds = time.perf_counter() - start
         api.llama_memory_seq_rm(api.llama_get_memory(context), 0, context_length, -1)
         return seconds
@@ -60,13 +60,15 @@ class LlamaCpp:
         """Seconds of one forward over a prompt of `num_tokens` tokens, logits for the last one."""
         self._clear_scratch()
         start = time.perf_counter()
-        self._decode(self._scratch, _token_ids(num_tokens), 0, 1)
+        self._decode(self._scratch, self._token_ids(num_tokens), 0, 1)
         return time.perf_counter() - start
 
     def generate(self, prompt: Sequence[int], max_tokens: int, eos_token_ids: Sequence[int]) -> tuple[int, float]:
         """Greedy decoding, one token a forward: tokens after the first, and their seconds."""
         self._clear_scratch()
-        self._decode(self._scratch, prompt, 0, 1)
+        for first in range(0, len(prompt), _MAX_ROWS):
+            chunk = prompt[first : first + _MAX_ROWS]
+            self._decode(self._scratch, chunk, first, int(first + len(chunk) == len(prompt)))
         token_id = self._choose()
         count = 0
         start = time.perf_counter()
@@ -90,6 +92,8 @@ class LlamaCpp:
         api.llama_memory_clear(api.llama_get_memory(self._scratch), False)
 
     def _decode(self, context: int, token_ids: Sequence[int], position: int, num_logits: int) -> None:
+        if len(token_ids) > _MAX_ROWS:
+            raise ValueError(f"{len(token_ids)} rows are more than {_MAX_ROWS}")
         batch = self._batch
         batch.n_tokens = len(token_ids)
         for row, token_id in enumerate(token_ids):
@@ -107,9 +111,8 @@ class LlamaCpp:
         logits = np.ctypeslib.as_array(api.llama_get_logits_ith(self._scratch, -1), shape=(self._vocab_size,))
         return int(logits.argmax())
 
-
-def _token_ids(num_tokens: int) -> list[int]:
-    return [31 * place + 17 for place in range(num_tokens)]
+    def _token_ids(self, num_tokens: int) -> list[int]:
+        return [(31 * place + 17) % self._vocab_size for place in range(num_tokens)]
 
 
 def main() -> None:

@@ -5,8 +5,8 @@
 #if defined(PILOTFISH_X86)
 #include <cpuid.h>
 #endif
-// AddressSanitizer watches the heap, not what is mapped.
-#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+// PILOTFISH_SANITIZE: AddressSanitizer watches the heap, not what is mapped.
+#if defined(__linux__) && !defined(PILOTFISH_SANITIZE)
 #define PILOTFISH_MMAP
 #include <sys/mman.h>
 #endif
@@ -67,7 +67,6 @@ std::vector<const Kernels*> detect() {
   return found;
 }
 
-// Asked for with every call of a kernel, and the same for as long as the process lives.
 const std::vector<const Kernels*>& available() {
   static const std::vector<const Kernels*> found = detect();
   return found;
@@ -157,13 +156,14 @@ Worker worker() {
 // Memory that a thread keeps from call to call, so that a forward allocates nothing large.
 template <class T>
 T* scratch(std::vector<T>& memory, int64_t size) {
-  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  if (static_cast<int64_t>(memory.size()) < size) memory = std::vector<T>(size);
   return memory.data();
 }
 
-// Waking a team costs some microseconds, and much more on a busy machine: below this many products one thread is
-// quicker. How many threads share the work never changes a result.
-int team_size(int64_t num_products, int threads) { return num_products < 1 << 17 ? 1 : threads; }
+// Waking a team costs some microseconds, and much more on a busy machine: below this much work, in products or in bytes
+// of weights times rows, one thread is quicker. How many threads share the work never changes a result. It is one or
+// all: OpenMP ends the threads that a smaller team has no use for.
+int team_size(int64_t work, int threads) { return work < 1 << 17 ? 1 : threads; }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -176,19 +176,17 @@ struct Variant {
 
   // [num_rows, size] to [num_rows].
   std::vector<int64_t> argmax(uintptr_t x, int64_t num_rows, int64_t size) const {
+    const FloatMode mode;
     std::vector<int64_t> best(num_rows);
-#pragma omp parallel for schedule(static) num_threads(std::min<int64_t>(threads, num_rows))
     for (int64_t row = 0; row < num_rows; row++) {
-      const FloatMode mode;
       best[row] = kernels->argmax(pointer<const float>(x) + row * size, size);
     }
     return best;
   }
 
   void log_sum_exp(uintptr_t x, int64_t num_rows, int64_t size, uintptr_t y) const {
-#pragma omp parallel for schedule(static) num_threads(std::min<int64_t>(threads, num_rows))
+    const FloatMode mode;
     for (int64_t row = 0; row < num_rows; row++) {
-      const FloatMode mode;
       pointer<float>(y)[row] = kernels->log_sum_exp(pointer<const float>(x) + row * size, size);
     }
   }
@@ -220,24 +218,36 @@ class Attention {
   // keys and values: float16 [num_layers, num_pages, page_size, num_kv_heads, head_dim]; filled: [num_layers, num_pages].
   Attention(const Variant& variant, uintptr_t positions, uintptr_t slot_mapping, uintptr_t query_start_loc,
             uintptr_t seq_lens, uintptr_t page_table, uintptr_t cos, uintptr_t sin, uintptr_t keys, uintptr_t values,
-            uintptr_t filled, int64_t num_seqs, int64_t max_pages, int64_t num_pages, int64_t page_size,
-            int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
+            uintptr_t filled, int64_t num_rows, int64_t num_seqs, int64_t max_pages, int64_t num_positions,
+            int64_t num_pages, int64_t page_size, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
       : variant_(variant),
         num_pages_(num_pages),
         cache_{pointer<uint16_t>(keys), pointer<uint16_t>(values), pointer<int32_t>(filled)} {
     const int32_t *starts = pointer<const int32_t>(query_start_loc), *lengths = pointer<const int32_t>(seq_lens);
+    const int32_t* pages = pointer<const int32_t>(page_table);
+    require(head_dim <= kMaxHeadDim, "heads are too large");
+    require(starts[0] == 0 && starts[num_seqs] == num_rows, "query_start_loc does not span the rows");
     for (int64_t s = 0; s < num_seqs; s++) {
-      longest_ = std::max<int64_t>(longest_, lengths[s]);
-      for (int64_t row = starts[s]; row < starts[s + 1]; row++) {
-        rows_.push_back({s, lengths[s] - (starts[s + 1] - row) + 1});
+      const int64_t count = starts[s + 1] - starts[s], length = lengths[s], used = ceil_div(length, page_size);
+      require(count >= 0 && count <= length, "seq_lens must count the new rows");
+      require(used <= max_pages, "a sequence is longer than its pages");
+      for (int64_t page = 0; page < used; page++) {
+        require(0 <= pages[s * max_pages + page] && pages[s * max_pages + page] < num_pages, "there is no such page");
       }
+      longest_ = std::max<int64_t>(longest_, length);
+      for (int64_t row = 0; row < count; row++) rows_.push_back({s, length - count + row + 1});
+    }
+    for (int64_t row = 0; row < num_rows; row++) {
+      const int32_t position = pointer<const int32_t>(positions)[row], slot = pointer<const int32_t>(slot_mapping)[row];
+      require(0 <= position && position < num_positions, "a position is beyond the rotary tables");
+      require(0 <= slot && slot < num_pages * page_size, "there is no such slot");
     }
     batch_ = {pointer<const int32_t>(positions),
               pointer<const int32_t>(slot_mapping),
               pointer<const int32_t>(page_table),
               pointer<const float>(cos),
               pointer<const float>(sin),
-              static_cast<int64_t>(rows_.size()),
+              num_rows,
               max_pages,
               page_size,
               num_heads,
@@ -261,10 +271,13 @@ class Attention {
     const int64_t at_once =
         std::max<int64_t>(1, (1 << 22) / std::max<int64_t>(1, max_chunks * num_heads * (batch_.head_dim + 2)));
     const int64_t results = std::min(at_once, batch_.num_rows) * max_chunks * num_heads;
-    thread_local std::vector<float> memory;
-    float* largest = scratch(memory, results * (batch_.head_dim + 2));
-    const Chunks chunks = {largest, largest + results, largest + 2 * results, max_chunks};
     const int team = team_size(batch_.num_rows * num_heads * longest_ * batch_.head_dim, variant_.threads);
+    const int64_t own_size = num_heads / batch_.num_kv_heads *
+                             (ceil_div(batch_.head_dim, kLanes) * kLanes + kAttentionChunk + kLanes * kLanes);
+    thread_local std::vector<float> memory;
+    float* largest = scratch(memory, results * (batch_.head_dim + 2) + team * own_size);
+    const Chunks chunks = {largest, largest + results, largest + 2 * results, max_chunks};
+    float* own = largest + results * (batch_.head_dim + 2);
 #pragma omp parallel num_threads(team)
     {
       const FloatMode mode;
@@ -273,12 +286,16 @@ class Attention {
         variant_.kernels->rotary_write(batch_, cache, row, qkv + row * batch_.row_size());
       }
       for (int64_t first = 0; first < batch_.num_rows; first += at_once) {
-        attend(cache, first, std::min(at_once, batch_.num_rows - first), qkv, chunks, y);
+        attend(cache, first, std::min(at_once, batch_.num_rows - first), qkv, chunks, own + worker().index * own_size, y);
       }
     }
   }
 
  private:
+  static void require(bool holds, const char* otherwise) {
+    if (!holds) throw std::invalid_argument(std::string("attention: ") + otherwise);
+  }
+
   struct Row {
     int64_t sequence, length;  // what it sees of its sequence, itself included
   };
@@ -290,12 +307,10 @@ class Attention {
   };
 
   // The rows first … first + count - 1, shared by the workers of the parallel region that calls this.
-  void attend(const LayerCache& cache, int64_t first, int64_t count, const float* qkv, const Chunks& chunks,
+  void attend(const LayerCache& cache, int64_t first, int64_t count, const float* qkv, const Chunks& chunks, float* own,
               float* y) const {
     const int64_t heads = batch_.num_heads, kv_heads = batch_.num_kv_heads, head_dim = batch_.head_dim;
     const int64_t group = heads / kv_heads, max_chunks = chunks.max_chunks;
-    thread_local std::vector<float> memory;
-    float* own = scratch(memory, group * (ceil_div(head_dim, kLanes) * kLanes + kAttentionChunk + kLanes * kLanes));
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < count * kv_heads * max_chunks; task++) {
       const int64_t index = task / (kv_heads * max_chunks), chunk = task / kv_heads % max_chunks;
@@ -407,6 +422,7 @@ class LinearLayer {
   // x [num_rows, k]; with a norm x becomes x + delta, where there is a delta. A row of y holds the outputs of all
   // matrices one after the other, or those of a gated pair.
   void run(float* x, const float* delta, int64_t num_rows, float* y) const {
+    if (packed_ == nullptr) throw std::logic_error("linear: the weights were not packed");
     if (num_rows == 0) return;
     thread_local std::vector<float> floats;
     thread_local std::vector<int8_t> codes;
@@ -537,8 +553,9 @@ class DecoderLayers {
     layers_.push_back({&qkv, &attention_output, &gate_up, &down});
   }
 
-  // x [num_rows, hidden_size] goes through all layers, of which there is at least one, in place.
+  // x [num_rows, hidden_size] goes through all layers, in place.
   void run(const Attention& attention, float* x, int64_t num_rows) const {
+    if (layers_.empty()) throw std::logic_error("layers: there is none");
     const DecoderLayer& sizes = layers_.front();
     const int64_t qkv_size = num_rows * sizes.qkv->num_outputs(), delta_size = num_rows * sizes.down->num_outputs();
     const int64_t attended_size = num_rows * sizes.attention_output->num_inputs();
@@ -553,6 +570,7 @@ class DecoderLayers {
       layer.gate_up->run(x, delta, num_rows, gated);
       layer.down->run(gated, nullptr, num_rows, delta);
     }
+    const FloatMode mode;
     for (int64_t i = 0; i < delta_size; i++) x[i] += delta[i];
   }
 
@@ -565,6 +583,7 @@ void embedding(int type, uintptr_t rows, int64_t num_rows, int64_t k, uintptr_t 
   const WeightType weight_type = static_cast<WeightType>(type);
   const BlockShape shape = block_shape(weight_type);
   const int64_t row_bytes = k / shape.weights * shape.file_bytes;
+  const FloatMode mode;
   for (int64_t i = 0; i < num_ids; i++) {
     const int32_t id = pointer<const int32_t>(ids)[i];
     if (id < 0 || id >= num_rows) {
@@ -598,11 +617,12 @@ NB_MODULE(_kernels, m) {
       .def("read_memory", &Variant::read_memory, nb::arg("address"), nb::arg("size"), free_gil);
   nb::class_<Attention>(m, "Attention")
       .def(nb::init<const Variant&, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t,
-                    uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(),
+                    uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                    int64_t>(),
            nb::arg("variant"), nb::arg("positions"), nb::arg("slot_mapping"), nb::arg("query_start_loc"),
            nb::arg("seq_lens"), nb::arg("page_table"), nb::arg("cos"), nb::arg("sin"), nb::arg("keys"),
-           nb::arg("values"), nb::arg("filled"), nb::arg("num_seqs"), nb::arg("max_pages"), nb::arg("num_pages"),
-           nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"))
+           nb::arg("values"), nb::arg("filled"), nb::arg("num_rows"), nb::arg("num_seqs"), nb::arg("max_pages"),
+           nb::arg("num_positions"), nb::arg("num_pages"), nb::arg("page_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"))
       .def(
           "run",
           [](const Attention& self, int64_t layer, uintptr_t qkv, uintptr_t y) {

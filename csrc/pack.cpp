@@ -64,6 +64,7 @@ float read_float(WeightType type, const uint8_t* p) {
 inline Block read_block(WeightType type, const uint8_t* p) {
   Block b;
   std::memcpy(b.d, p, 2);
+  std::memset(b.minimum, 0, 2);  // where a type has none
   switch (type) {
     case WeightType::Q8_0:
       for (int i = 0; i < 32; i++) b.codes[i] = static_cast<uint8_t>(p[2 + i] ^ 0x80);

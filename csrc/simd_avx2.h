@@ -97,9 +97,6 @@ inline int32_t i8_sum16(const int8_t* p) {
   const __m128i sums = _mm_sad_epu8(raised, _mm_setzero_si128());
   return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
 }
-inline i32x16 i32_load_i8(const uint8_t* p) {
-  return {_mm256_cvtepi8_epi32(load64(p)), _mm256_cvtepi8_epi32(load64(p + 8))};
-}
 inline i32x16 i32_load_u8(const uint8_t* p) {
   return {_mm256_cvtepu8_epi32(load64(p)), _mm256_cvtepu8_epi32(load64(p + 8))};
 }
@@ -120,8 +117,11 @@ inline u8x64 masked(__m256i lo, __m256i hi, char mask) {
 }
 template <int shift>
 inline u8x64 bits_at_4(u8x64 a, char mask) {
-  if constexpr (shift < 4) return masked(_mm256_slli_epi16(a.lo, 4 - shift), _mm256_slli_epi16(a.hi, 4 - shift), mask);
-  return masked(_mm256_srli_epi16(a.lo, shift - 4), _mm256_srli_epi16(a.hi, shift - 4), mask);
+  if constexpr (shift < 4) {
+    return masked(_mm256_slli_epi16(a.lo, 4 - shift), _mm256_slli_epi16(a.hi, 4 - shift), mask);
+  } else {
+    return masked(_mm256_srli_epi16(a.lo, shift - 4), _mm256_srli_epi16(a.hi, shift - 4), mask);
+  }
 }
 inline u8x64 low_nibbles(u8x64 a) { return masked(a.lo, a.hi, 15); }
 inline u8x64 high_nibbles(u8x64 a) { return masked(_mm256_srli_epi16(a.lo, 4), _mm256_srli_epi16(a.hi, 4), 15); }

@@ -72,9 +72,6 @@ inline int32_t i8_sum16(const int8_t* p) {
   const __m128i sums = _mm_sad_epu8(raised, _mm_setzero_si128());
   return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
 }
-inline i32x16 i32_load_i8(const uint8_t* p) {
-  return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-}
 inline i32x16 i32_load_u8(const uint8_t* p) {
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
@@ -101,17 +98,23 @@ inline i32x16 dot_pairs(i32x16 acc, i32x16 a, const int16_t* x) {
 inline u8x64 u8_load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline u8x64 low_nibbles(u8x64 a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 inline u8x64 high_nibbles(u8x64 a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
-// Bits `shift`, `shift + 1` of each byte, moved to bits 4 and 5.
+template <int shift>
+inline u8x64 bits_at_4(u8x64 a, char mask) {
+  __m512i moved;
+  if constexpr (shift < 4) {
+    moved = _mm512_slli_epi16(a.v, 4 - shift);
+  } else {
+    moved = _mm512_srli_epi16(a.v, shift - 4);
+  }
+  return {_mm512_and_si512(moved, _mm512_set1_epi8(mask))};
+}
 template <int shift>
 inline u8x64 two_bits_at_4(u8x64 a) {
-  const __m512i moved = shift < 4 ? _mm512_slli_epi16(a.v, 4 - shift) : _mm512_srli_epi16(a.v, shift - 4);
-  return {_mm512_and_si512(moved, _mm512_set1_epi8(0x30))};
+  return bits_at_4<shift>(a, 0x30);
 }
-// Bit `shift` of each byte, moved to bit 4.
 template <int shift>
 inline u8x64 bit_at_4(u8x64 a) {
-  const __m512i moved = shift < 4 ? _mm512_slli_epi16(a.v, 4 - shift) : _mm512_srli_epi16(a.v, shift - 4);
-  return {_mm512_and_si512(moved, _mm512_set1_epi8(0x10))};
+  return bits_at_4<shift>(a, 0x10);
 }
 inline u8x64 either(u8x64 a, u8x64 b) { return {_mm512_or_si512(a.v, b.v)}; }
 

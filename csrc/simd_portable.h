@@ -118,11 +118,6 @@ inline int32_t i8_sum16(const int8_t* p) {
   PILOTFISH_LANES(i) sum += p[i];
   return sum;
 }
-inline i32x16 i32_load_i8(const uint8_t* p) {
-  i32x16 y;
-  PILOTFISH_LANES(i) y.v[i] = static_cast<int8_t>(p[i]);
-  return y;
-}
 inline i32x16 i32_load_u8(const uint8_t* p) {
   i32x16 y;
   PILOTFISH_LANES(i) y.v[i] = p[i];

@@ -62,7 +62,7 @@ def test_accuracy_lets_nothing_pass_that_is_not_finite(value: float) -> None:
     sound, broken = logits(REFERENCE), logits(REFERENCE)
     broken[2, 1] = value
     for pair in ((sound, broken), (broken, sound)):
-        with pytest.raises(NonFiniteLogitsError, match="position 2"):
+        with pytest.raises(NonFiniteLogitsError, match="row 2"):
             accuracy.compare(*pair)
 
 

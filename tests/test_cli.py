@@ -219,6 +219,24 @@ def test_speculative_answer_equals_target_only(
     assert (both["stats"]["num_draft_tokens"] > 0) == (length > 0)
 
 
+def test_threads_reach_both_models_and_change_no_answer(
+    cli: Callable[..., Outcome], pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, honest = [], pilotfish.load
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        loaded.append(options)
+        return honest(*arguments, **options)
+
+    monkeypatch.setattr(pilotfish, "load", load)
+    answers = [
+        cli("generate", *pair, *threads, "--max-tokens", "20", "--json", PROMPT).object["token_ids"]
+        for threads in ((), ("--threads", "1"), ("--threads", "3"))
+    ]
+    assert loaded == [{"threads": None}] * 2 + [{"threads": 1}] * 2 + [{"threads": 3}] * 2
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_length_0_does_not_touch_the_draft_model(cli: Callable[..., Outcome], models: Models) -> None:
     for draft in ("/nowhere/draft.gguf", models.truncated, "smollm2-135m"):
         arguments = ("--model", models.target, "--draft-model", draft, "--max-tokens", "3", PROMPT)
@@ -459,6 +477,8 @@ def test_progress_is_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None
         (("--proposal-length", "True", "x"), "'True' is not a valid whole number"),
         (("--proposal-length", "4", "--model", "m", "x"), "--proposal-length 4 needs a draft model"),
         (("--context-length", "0", "x"), "'--context-length': 0 is not in the range"),
+        (("--threads", "0", "x"), "'--threads': 0 is not in the range"),
+        (("--threads", "1025", "x"), "'--threads': 1025 is not in the range"),
         (("--temperature", "0.7", "x"), "temperature must be 0"),
         (("--temperature", "nan", "x"), "temperature must be 0"),
         (("--temperature", "warm", "x"), "'warm' is not a valid float"),

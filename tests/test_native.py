@@ -5,9 +5,11 @@ The oracle is exact: the quantised activations times the weights that the `gguf`
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.model import ForwardInput, Transformer, run_forward
 from pilotfish.ops import reference
 from pilotfish.ops.backend import LayerWeights, Norm, Projection
-from pilotfish.ops.native import _TYPES, NativeBackend, choose_backend
+from pilotfish.ops.native import _TYPES, NativeBackend, choose_backend, num_physical_cores
 from pilotfish.types import RawTensor, WeightType
 
 ISAS = _kernels.instruction_sets()
@@ -64,7 +66,7 @@ def values_of(weight: RawTensor) -> np.ndarray:
 
 def columns(kind: WeightType, blocks: int) -> int:
     """That many blocks, or for float weights a number of columns that fills no register."""
-    return blocks * kind.block_size if kind.block_size > 1 else 37 * blocks
+    return blocks * kind.block_size if kind.block_size > 1 else min(37 * blocks, 555)
 
 
 def layer(weight: RawTensor, isa: str = ISAS[0], threads: int = 1):
@@ -159,15 +161,15 @@ def test_a_gated_pair_is_silu_of_one_product_times_the_other(kinds: tuple[str, s
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("extreme", [False, True])
 def test_linear_rows_are_independent_and_variants_equal(kind: WeightType, isa: str, extreme: bool) -> None:
-    k = columns(kind, 2)
-    weight = matrix(kind, 37, k, extreme=extreme)
-    x = torch.randn(33, k, generator=torch.Generator().manual_seed(3))
+    k = columns(kind, 512 // kind.block_size)
+    weight = matrix(kind, 520, k, extreme=extreme)  # large enough for several threads even with one row
+    x = torch.randn(129, k, generator=torch.Generator().manual_seed(3))
     expected = torch.cat([layer(weight)(row.unsqueeze(0)) for row in x])
     for threads in (1, 2, 3):
         product = layer(weight, isa, threads)
-        for count in range(1, 34):
+        for count in (*range(1, 34), 63, 64, 65, 129):
             assert torch.equal(product(x[:count]), expected[:count])
-        order = torch.randperm(33, generator=torch.Generator().manual_seed(threads))
+        order = torch.randperm(129, generator=torch.Generator().manual_seed(threads))
         assert torch.equal(product(x[order]), expected[order])
 
 
@@ -325,6 +327,67 @@ def test_the_callers_floating_point_mode_changes_nothing(isa: str, threads: int)
         assert torch.equal(each.view(torch.int32), wanted.view(torch.int32))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_callers_floating_point_mode_does_not_reach_the_last_sum(isa: str) -> None:
+    """Of one layer's sum x + delta, as the layers give it back, nothing is flushed."""
+    ops, weights = backend(isa), layer_weights()
+    case = attention_case([4], [3], 16, heads=2, kv_heads=1, head_dim=32)
+    layers = ops.make_layers([weights, weights])
+    x = torch.full((3, 64), 1e-40)
+
+    def run() -> torch.Tensor:
+        return layers(x.clone(), case.attention(ops))
+
+    expected = run()
+    try:
+        assert torch.set_flush_denormal(True)
+        found = run()
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+def test_torchs_defaults_do_not_reach_the_kernels() -> None:
+    """A loader of some other library may have set another default dtype: half the memory for what they write."""
+    case, weight = attention_case([40, 20], [4, 2], 16), matrix(WeightType.Q8_0, 100, 64)
+    ids, x = torch.tensor([3, 5], dtype=torch.int32), normal(5, 64)
+
+    def run() -> list[torch.Tensor]:
+        return [
+            layer(weight)(x),
+            case.run(backend())[0],
+            backend().make_embedding(weight)(ids),
+            backend().log_sum_exp(x),
+        ]
+
+    expected = run()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        found = run()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for each, wanted in zip(found, expected, strict=True):
+        assert torch.equal(each, wanted)
+
+
+def test_two_threads_may_use_the_same_layers_at_once() -> None:
+    """The interpreter lock is free while a kernel runs, and scratch memory must be each thread's own."""
+    weights = [matrix(kind, 520, 512, seed=seed) for seed, kind in enumerate((WeightType.Q4_K, WeightType.Q5_0))]
+    layers = [layer(weight, threads=2) for weight in weights]
+    inputs = [normal(rows, 512, seed=rows) for rows in (1, 5, 70)]
+    expected = [[product(x) for x in inputs] for product in layers]
+
+    def work(first: int) -> bool:
+        return all(
+            torch.equal(layers[i % 2](x), wanted)
+            for i in range(first, first + 40)
+            for x, wanted in zip(inputs, expected[i % 2], strict=True)
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(work, (0, 1)))
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_embedding_is_the_references_to_the_bit(kind: WeightType) -> None:
     weight = matrix(kind, 50, columns(kind, 3), extreme=kind in QUANTISED)
@@ -335,6 +398,18 @@ def test_embedding_is_the_references_to_the_bit(kind: WeightType) -> None:
     for outside in (50, -1):
         with pytest.raises(IndexError, match=f"no row {outside} among 50"):
             backend().make_embedding(weight)(torch.tensor([0, outside], dtype=torch.int32))
+
+
+def layer_weights(hidden: int = 64, intermediate: int = 96, heads: int = 2, kv_heads: int = 1) -> LayerWeights:
+    """A layer with heads of 32 values."""
+
+    def projection(num_outputs: int, num_inputs: int) -> Projection:
+        return Projection(matrix(WeightType.Q8_0, num_outputs, num_inputs))
+
+    norm = Norm(torch.ones(hidden), 1e-6)
+    qkv = [projection(32 * count, hidden) for count in (heads, kv_heads, kv_heads)]
+    gate, up = (projection(intermediate, hidden) for _ in range(2))
+    return LayerWeights(norm, qkv, projection(hidden, 32 * heads), norm, gate, up, projection(hidden, intermediate))
 
 
 LAYER = 1  # of two: what is written to the other one would be noticed
@@ -357,9 +432,14 @@ class AttentionCase:
 
     def run(self, ops) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows' results, and the cache afterwards: keys, values and filled."""
-        keys, values = self.keys.clone(), self.values.clone()
-        filled = torch.zeros(keys.shape[:2], dtype=torch.int32)
-        layers = ops.make_attention(
+        store = self.keys.clone(), self.values.clone(), torch.zeros(self.keys.shape[:2], dtype=torch.int32)
+        return self.attention(ops, store)(LAYER, self.qkv.clone()), *store
+
+    def attention(self, ops, store: tuple[torch.Tensor, ...] | None = None):
+        """Of a store of its own where none is given."""
+        if store is None:
+            store = self.keys.clone(), self.values.clone(), torch.zeros(self.keys.shape[:2], dtype=torch.int32)
+        return ops.make_attention(
             self.num_heads,
             self.positions,
             self.slot_mapping,
@@ -367,11 +447,8 @@ class AttentionCase:
             self.seq_lens,
             self.page_table,
             self.tables,
-            keys,
-            values,
-            filled,
+            *store,
         )
-        return layers(LAYER, self.qkv.clone()), keys, values, filled
 
     def row_alone(self, row: int) -> AttentionCase:
         sequence = int((self.query_start_loc <= row).sum()) - 1
@@ -477,8 +554,8 @@ def test_attention_at_32k_positions() -> None:
 
 
 def test_more_rows_than_there_is_room_for_at_once() -> None:
-    """300 rows behind 2,000 tokens give more than 16 MB of partial results."""
-    case = attention_case([2300], [300], 16, heads=64, kv_heads=2, head_dim=16)
+    """300 rows behind 2,000 tokens give 25 MB of partial results."""
+    case = attention_case([2300], [300], 16, heads=64, kv_heads=2, head_dim=64)
     found, keys, values, _ = case.run(backend(threads=2))
     written = replace(case, keys=keys, values=values)
     for row in (0, 150, 299):
@@ -494,39 +571,35 @@ def test_attention_checks_what_it_is_given() -> None:
         ({"keys": case.keys.float()}, "keys must be contiguous torch.float16"),
         ({"qkv": case.qkv[:5]}, "attention: qkv must be [6, 640], got [5, 640]"),
         ({"qkv": case.qkv.double()}, "attention: qkv must be contiguous torch.float32"),
-        ({"tables": (case.tables[0], case.tables[1][:, 1:].clone())}, "attention: tables must be [any, 32]"),
+        ({"tables": (case.tables[0], case.tables[1][:, 1:].clone())}, "attention: tables must be [40, 32]"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             replace(case, **change).run(ops)
-    with pytest.raises(ValueError, match="at most 512 values, got 514"):
-        attention_case([2], [1], 16, head_dim=514).run(ops)
-    made = ops.make_attention(
-        6,
-        case.positions,
-        case.slot_mapping,
-        case.query_start_loc,
-        case.seq_lens,
-        case.page_table,
-        case.tables,
-        case.keys,
-        case.values,
-        torch.zeros(case.keys.shape[:2], dtype=torch.int32),
-    )
+    for head_dim in (514, 63):
+        with pytest.raises(ValueError, match=f"an even number of at most 512 values, got {head_dim}"):
+            replace(
+                case,
+                keys=torch.zeros(2, 9, 16, 2, head_dim).half(),
+                values=torch.zeros(2, 9, 16, 2, head_dim).half(),
+            ).run(ops)
+    for change, message in (
+        ({"positions": case.positions - 37}, "a position is beyond the rotary tables"),
+        ({"positions": case.positions + 4}, "a position is beyond the rotary tables"),
+        ({"slot_mapping": case.slot_mapping - 1000}, "there is no such slot"),
+        ({"slot_mapping": case.slot_mapping + 1000}, "there is no such slot"),
+        ({"query_start_loc": torch.tensor([0, 4, 5], dtype=torch.int32)}, "does not span the rows"),
+        ({"query_start_loc": torch.tensor([0, 7, 6], dtype=torch.int32)}, "must count the new rows"),
+        ({"seq_lens": torch.tensor([3, 20], dtype=torch.int32)}, "must count the new rows"),
+        ({"seq_lens": torch.tensor([49, 20], dtype=torch.int32)}, "longer than its pages"),
+        ({"seq_lens": torch.tensor([40, 33], dtype=torch.int32)}, "there is no such page"),
+        ({"page_table": case.page_table + 3}, "there is no such page"),
+    ):
+        with pytest.raises(ValueError, match=f"attention: .*{message}"):
+            replace(case, **change).run(ops)
+    made = case.attention(ops)
     for outside in (-1, 2):
         with pytest.raises(ValueError, match=f"no layer {outside} among 2"):
             made(outside, case.qkv)
-
-
-def layer_weights(hidden: int = 64, intermediate: int = 96, heads: int = 2, kv_heads: int = 1) -> LayerWeights:
-    """A layer with heads of 32 values."""
-
-    def projection(num_outputs: int, num_inputs: int) -> Projection:
-        return Projection(matrix(WeightType.Q8_0, num_outputs, num_inputs))
-
-    norm = Norm(torch.ones(hidden), 1e-6)
-    qkv = [projection(32 * count, hidden) for count in (heads, kv_heads, kv_heads)]
-    gate, up = (projection(intermediate, hidden) for _ in range(2))
-    return LayerWeights(norm, qkv, projection(hidden, 32 * heads), norm, gate, up, projection(hidden, intermediate))
 
 
 def test_layers_check_what_they_are_given() -> None:
@@ -544,9 +617,7 @@ def test_layers_check_what_they_are_given() -> None:
             ops.make_layers([wrong])
     layers = ops.make_layers([fits, fits])
     case = attention_case([4], [3], 16, heads=2, kv_heads=1, head_dim=32)
-    store = case.keys, case.values, torch.zeros(2, 1, dtype=torch.int32)
-    arrays = case.positions, case.slot_mapping, case.query_start_loc, case.seq_lens, case.page_table, case.tables
-    attention = ops.make_attention(2, *arrays, *store)
+    attention = case.attention(ops)
     assert layers(torch.zeros(3, 64), attention).shape == (3, 64)
     with pytest.raises(ValueError, match=r"layers: x must be \[any, 64\]"):
         layers(torch.zeros(3, 32), attention)
@@ -555,7 +626,7 @@ def test_layers_check_what_they_are_given() -> None:
     with pytest.raises(ValueError, match=re.escape("are (3, 3, 128, 64), the attention's (2, 3, 128, 64)")):
         ops.make_layers([fits] * 3)(torch.zeros(3, 64), attention)
     with pytest.raises(TypeError, match="need native attention"):
-        layers(torch.zeros(3, 64), reference.ReferenceBackend().make_attention(2, *arrays, *store))
+        layers(torch.zeros(3, 64), case.attention(reference.ReferenceBackend()))
 
 
 # -- whole models -----------------------------------------------------------------------------------------------------
@@ -569,20 +640,48 @@ def test_packed_bytes_stay_near_the_files(kind: WeightType) -> None:
 
 def test_environment_chooses_the_kernels() -> None:
     for isa in ISAS:
-        assert choose_backend({"PILOTFISH_ISA": isa, "PILOTFISH_THREADS": "3"}).name == f"native ({isa}, 3 threads)"
-    assert choose_backend({}).name.startswith(f"native ({ISAS[0]}")
+        environment = {"PILOTFISH_ISA": isa, "PILOTFISH_THREADS": "3"}
+        assert choose_backend(environment=environment).name == f"native ({isa}, 3 threads)"
+        assert choose_backend(5, environment).name == f"native ({isa}, 5 threads)"
+    assert choose_backend(environment={}).name == f"native ({ISAS[0]}, {num_physical_cores()} threads)"
     with pytest.raises(OptionError, match="PILOTFISH_ISA is 'sse9'; this machine has"):
-        choose_backend({"PILOTFISH_ISA": "sse9"})
+        choose_backend(environment={"PILOTFISH_ISA": "sse9"})
     for threads in ("0", "-1", "two", "9999"):
         with pytest.raises(OptionError, match="PILOTFISH_THREADS must be a number"):
-            choose_backend({"PILOTFISH_THREADS": threads})
+            choose_backend(environment={"PILOTFISH_THREADS": threads})
+
+
+def test_threads_are_checked(tmp_path: Path) -> None:
+    for threads in (0, -1, 1025):
+        with pytest.raises(OptionError, match=f"threads must be a number from 1 to 1024, got '{threads}'"):
+            choose_backend(threads)
+    path = write_tiny_model(tmp_path / "model.gguf")
+    assert pilotfish.load(path, threads=3)[0]._backend.name.endswith("3 threads)")
+    with pytest.raises(OptionError, match="cannot be combined"):
+        pilotfish.load(path, threads=3, backend=backend())
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no way to choose CPUs here")
+def test_threads_of_one_core_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= num_physical_cores() <= len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(Path, "read_text", lambda path: "0-1" if path.parts[-3] in ("cpu0", "cpu1") else "2-3")
+    assert num_physical_cores() == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 3})
+    assert num_physical_cores() == 2
+
+    def absent(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", absent)
+    assert num_physical_cores() == 3
 
 
 def test_without_the_extension_there_is_one_warning_and_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pilotfish._kernels", None)
     monkeypatch.delattr(pilotfish, "_kernels", raising=False)
     with pytest.warns(RuntimeWarning, match="native kernels are missing") as warned:
-        assert choose_backend({}).name == "reference"
+        assert choose_backend(environment={}).name == "reference"
     assert len(warned) == 1
 
 

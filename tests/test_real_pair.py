@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,10 +12,10 @@ import torch
 from doubles import HostileDrafter
 
 import pilotfish
-from pilotfish import DraftModelDrafter, PagedCache, PagePool, SamplingParams, catalog
+from pilotfish import DenseCache, DraftModelDrafter, PagedCache, PagePool, SamplingParams, catalog
 from pilotfish.drafters import Drafter
 from pilotfish.kvcache import KVStore
-from pilotfish.model import ForwardBatch, Transformer
+from pilotfish.model import ForwardBatch, ForwardInput, Transformer, run_forward
 from pilotfish.ops.reference import ReferenceBackend
 
 pytestmark = pytest.mark.real_model
@@ -121,6 +122,30 @@ def test_speculative_output_with_pages_and_small_chunks_on_the_real_pair(pair: P
     )
     assert_same(found, plain["code"])
     pool.check_integrity()
+
+
+def test_logits_of_a_text_do_not_depend_on_how_it_is_fed(pair: Pair) -> None:
+    """300 tokens whole, one at a time, and in chunks of random sizes: the same bits, for both models."""
+    text = (Path(__file__).parent.parent / "docs/design.md").read_text()
+    token_ids = pair.tokenizer.encode(text)[:300]
+    sizes = torch.randint(1, 40, (100,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def logits(model: Transformer, chunks: Iterable[int]) -> torch.Tensor:
+        cache = DenseCache(model.config)
+        found = []
+        for size in chunks:
+            chunk = token_ids[cache.length : cache.length + size]
+            if chunk:
+                cache.reserve(len(chunk))
+                found += run_forward(model, [ForwardInput(cache, chunk, len(chunk))])
+        return torch.cat(found)
+
+    assert len(token_ids) == 300
+    for model in (pair.model, pair.draft_model):
+        whole = logits(model, [300])
+        assert not torch.isnan(whole).any()
+        assert torch.equal(logits(model, [1] * 300), whole)
+        assert torch.equal(logits(model, sizes), whole)
 
 
 def test_speculative_generate_on_the_real_pair(pair: Pair) -> None:

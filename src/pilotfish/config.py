@@ -8,6 +8,11 @@ DEFAULT_PROPOSAL_LENGTH = 4
 """Most tokens drafted per step where there is a drafter and the user set no length."""
 
 
+MAX_HEAD_DIM = 512
+"""Most values of an attention head that the kernels are made for."""
+MAX_HEADS = 1024
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Sizes and constants of one decoder-only transformer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pilotfish import catalog
-from pilotfish.errors import ModelNotFoundError, UnsupportedModelError
+from pilotfish.errors import ModelNotFoundError, OptionError, UnsupportedModelError
 from pilotfish.formats.gguf import GGUFFile
 from pilotfish.formats.gguf_model import read_model
 from pilotfish.model import Transformer
@@ -15,14 +15,22 @@ from pilotfish.tokenizer import Tokenizer
 
 
 def load(
-    model: str | Path, progress: catalog.Progress | None = None, *, backend: Backend | None = None
+    model: str | Path,
+    progress: catalog.Progress | None = None,
+    *,
+    threads: int | None = None,
+    backend: Backend | None = None,
 ) -> tuple[Transformer, Tokenizer]:
     """Opens a GGUF file, or a model of the catalog, which is fetched first where it is not on this machine.
 
-    `progress` is told how a fetch goes; `backend` does the arithmetic, by default the native kernels. Raises
+    `progress` is told how a fetch goes. The native kernels do the arithmetic with `threads` threads, by default
+    `PILOTFISH_THREADS` or one for each physical core; or `backend` does it, which has its own threads. Raises
     `ModelNotFoundError`, `FetchError`, `FormatError`, `TokenizerError`, `UnsupportedModelError`, and `OptionError` for
-    an environment variable that cannot be honoured.
+    an option or environment variable that cannot be honoured.
     """
+    if backend is not None and threads is not None:
+        raise OptionError("threads and backend cannot be combined: a backend has threads of its own")
+    backend = backend or choose_backend(threads)
     file = GGUFFile.open(find_file(model, progress))
     config, tensors = read_model(file)
     tokenizer = Tokenizer.from_gguf_metadata(file.metadata)
@@ -30,7 +38,6 @@ def load(
         raise UnsupportedModelError(
             f"{file.path}: the tokenizer has {tokenizer.vocab_size} ids, the embedding only {config.vocab_size} rows"
         )
-    backend = backend or choose_backend()
     return Transformer(config, tensors, tokenizer.vocab_size, tokenizer.padding_token_ids, backend), tokenizer
 
 

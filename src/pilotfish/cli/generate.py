@@ -36,6 +36,7 @@ class GenerateOptions:
     max_tokens: int
     context_length: int | None
     temperature: float
+    threads: int | None
     system: str | None
     raw: bool
     show: str | None
@@ -172,7 +173,7 @@ def _start(
     # The package's names import torch, which the checks before this need not wait for.
     import pilotfish
 
-    model, tokenizer = pilotfish.load(choice.target)
+    model, tokenizer = pilotfish.load(choice.target, threads=options.threads)
     prompt: str | list[dict[str, str]] = text
     rendered = text
     if not options.raw:
@@ -183,7 +184,7 @@ def _start(
         rendered = tokenizer.render_chat(prompt)
     drafter = None
     if choice.draft is not None:
-        draft_model, draft_tokenizer = pilotfish.load(choice.draft)
+        draft_model, draft_tokenizer = pilotfish.load(choice.draft, threads=options.threads)
         drafter = pilotfish.DraftModelDrafter(draft_model, pilotfish.check_pair(draft_tokenizer, tokenizer, rendered))
     return pilotfish.stream(
         model,

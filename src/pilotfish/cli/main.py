@@ -85,6 +85,12 @@ def app(context: click.Context) -> None:
     default=0.0,
     help="Only 0 is possible so far, and the default: always the likeliest token.",
 )
+@click.option(
+    "--threads",
+    type=WholeNumber(min=1, max=1024),
+    metavar="N",
+    help="Threads of the kernels; the answer does not depend on it. Default: one for each physical core.",
+)
 @click.option("--system", metavar="TEXT", help="System message to put before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 @click.option(

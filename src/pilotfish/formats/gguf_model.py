@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from reprlib import repr as short
 
-from pilotfish.config import ModelConfig
+from pilotfish.config import MAX_HEAD_DIM, MAX_HEADS, ModelConfig
 from pilotfish.errors import FormatError, UnsupportedModelError
 from pilotfish.formats.gguf import GGUFFile
 from pilotfish.types import RawTensor
@@ -76,8 +76,8 @@ def read_model(file: GGUFFile) -> tuple[ModelConfig, dict[str, RawTensor]]:
                 f"the config asks for {shapes[tensor_name]}"
             )
         if architecture.permuted_qk and tensor_name.endswith(("attn_q.weight", "attn_k.weight")):
-            raw = unpermute_rows(raw, config.head_dim)
-            raw.evict()  # its rows are a copy now
+            mapped, raw = raw, unpermute_rows(raw, config.head_dim)
+            mapped.evict()
         tensors[tensor_name] = raw
     tensors.setdefault("output.weight", tensors["token_embd.weight"])
     return config, tensors
@@ -113,7 +113,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def unpermute_rows(raw: RawTensor, head_dim: int) -> RawTensor:
     """Rows of each head from the order (0, d/2, 1, d/2 + 1, …) back to (0, 1, …): whole rows move."""
     heads = raw.data.reshape(-1, head_dim // 2, 2, raw.data.shape[1])
-    return replace(raw, data=heads.swapaxes(1, 2).reshape(raw.data.shape))
+    return RawTensor(raw.name, raw.weight_type, raw.shape, heads.swapaxes(1, 2).reshape(raw.data.shape))
 
 
 class _Config:
@@ -164,6 +164,11 @@ class _Config:
         if head_dim % 2 or num_heads % num_kv_heads:
             raise FormatError(
                 f"{self.file.path}: {num_heads} heads of {head_dim} over {num_kv_heads} key/value heads cannot be"
+            )
+        if head_dim > MAX_HEAD_DIM or num_heads > MAX_HEADS:
+            raise UnsupportedModelError(
+                f"{self.file.path}: {num_heads} heads of {head_dim} values; this version runs at most {MAX_HEADS} of "
+                f"{MAX_HEAD_DIM}"
             )
         return ModelConfig(
             architecture=self.architecture,

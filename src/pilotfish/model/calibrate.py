@@ -13,6 +13,8 @@ from functools import partial
 from statistics import median
 from typing import Protocol, TypeVar
 
+from torch import Tensor
+
 from pilotfish.config import ModelConfig
 from pilotfish.kvcache import DenseCache
 from pilotfish.model.batch import ForwardInput, ForwardModel, run_forward
@@ -91,10 +93,15 @@ class Stopwatch:
         context_length: int,
         *,
         max_num_batched_tokens: int = 128,
+        choose: Callable[[Tensor], list[int]] = argmax,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """Reads `context_length` tokens, whichever, in chunks of at most `max_num_batched_tokens` rows."""
+        """Reads `context_length` tokens, whichever, in chunks of at most `max_num_batched_tokens` rows.
+
+        `choose` is how a draft step finds its token.
+        """
         self._model = model
+        self._choose = choose
         self._chunk = max_num_batched_tokens
         self._clock = clock
         self._cache = self._prefilled(context_length)
@@ -119,7 +126,7 @@ class Stopwatch:
         start = self._clock()
         (logits,) = run_forward(self._model, [feed])
         if chooses:
-            argmax(logits)
+            self._choose(logits)
         seconds = self._clock() - start
         self._cache.rewind(num_rows)
         return seconds

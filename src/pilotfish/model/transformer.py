@@ -76,7 +76,7 @@ class Transformer:
         x = self._layers(self._embedding(batch.input_ids), attention)  # [num_tokens, hidden_size]
         wanted = batch.logits_indices
         if not len(wanted):
-            return torch.empty(0, config.vocab_size)
+            return torch.empty(0, config.vocab_size, dtype=torch.float32)
         logits = self._output(x.index_select(0, wanted))
         return logits.index_fill_(1, self._masked_ids, -torch.inf)
 

@@ -36,7 +36,7 @@ class LinearLayer(Protocol):
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         """float32 [n, in] to [n, out], the outputs of the projections side by side. With a norm, delta (float32
-        [n, in]) is first added to x, in place."""
+        [n, in]) is first added to x, in place; without one it raises `ValueError`, as does a wrong shape."""
 
 
 class AttentionLayers(Protocol):
@@ -87,7 +87,8 @@ class Backend(Protocol):
         is a norm. `gated`: the two projections are gate and up, and the one output is silu(gate) · up. The layer keeps
         what it needs of the raw tensors and does not look at them again."""
 
-    def make_layers(self, layers: Sequence[LayerWeights]) -> DecoderLayers: ...
+    def make_layers(self, layers: Sequence[LayerWeights]) -> DecoderLayers:
+        """At least one layer, all of the same shapes."""
 
     def make_embedding(self, weight: RawTensor) -> Callable[[Tensor], Tensor]:
         """Lookup of rows: token ids int32 [n] to float32 [n, hidden_size]; `IndexError` for an id beyond the matrix."""
@@ -106,4 +107,9 @@ class Backend(Protocol):
         filled: Tensor,
     ) -> AttentionLayers:
         """For the rows of one forward, int32 arrays as in `ForwardBatch`, and the cache of all layers: keys and values
-        [num_layers, num_pages, page_size, num_kv_heads, head_dim], filled int32 [num_layers, num_pages]."""
+        [num_layers, num_pages, page_size, num_kv_heads, head_dim], filled int32 [num_layers, num_pages].
+
+        tables are cosine and sine of the rotary embedding, float32 [num_positions, head_dim / 2] each. The kernels
+        take float16 caches only. The result is good for one forward, during which the store must not be resized.
+        Raises `ValueError` for tensors that do not fit together, or that name positions, slots or pages there are not.
+        """

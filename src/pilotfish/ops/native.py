@@ -10,11 +10,13 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from pilotfish.config import MAX_HEAD_DIM
 from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.ops import reference
 from pilotfish.ops.backend import AttentionLayers, Backend, DecoderLayers, LayerWeights, LinearLayer, Norm, Projection
@@ -32,14 +34,14 @@ _TYPES = {
     WeightType.F16: 6,
     WeightType.BF16: 7,
 }
-_MAX_HEAD_DIM = 512
+_MAX_THREADS = 1024
 
 
-def choose_backend(environment: Mapping[str, str] = os.environ) -> Backend:
+def choose_backend(threads: int | None = None, environment: Mapping[str, str] = os.environ) -> Backend:
     """The native backend, or with a warning the reference where the extension was not built.
 
-    `PILOTFISH_ISA` forces an instruction set, `PILOTFISH_THREADS` a number of threads; `OptionError` for a value that
-    is unknown or that this machine does not have.
+    `threads` comes before `PILOTFISH_THREADS`, and this before one for each physical core; `PILOTFISH_ISA` forces an
+    instruction set. `OptionError` for a value that is unknown or that this machine does not have.
     """
     try:
         from pilotfish import _kernels
@@ -55,10 +57,27 @@ def choose_backend(environment: Mapping[str, str] = os.environ) -> Backend:
     isa = environment.get("PILOTFISH_ISA") or names[0]
     if isa not in names:
         raise OptionError(f"PILOTFISH_ISA is {isa!r}; this machine has {', '.join(names)}")
-    threads = environment.get("PILOTFISH_THREADS") or str(torch.get_num_threads())
-    if not threads.isdecimal() or not 1 <= int(threads) <= 1024:
-        raise OptionError(f"PILOTFISH_THREADS must be a number from 1 to 1024, got {threads!r}")
-    return NativeBackend(_kernels, isa, int(threads))
+    name, value = "threads", str(threads)
+    if threads is None:
+        name, value = "PILOTFISH_THREADS", environment.get("PILOTFISH_THREADS") or str(num_physical_cores())
+    if not value.isdecimal() or not 1 <= int(value) <= _MAX_THREADS:
+        raise OptionError(f"{name} must be a number from 1 to {_MAX_THREADS}, got {value!r}")
+    return NativeBackend(_kernels, isa, int(value))
+
+
+def num_physical_cores() -> int:
+    """Physical cores that this process may use; logical ones where the system does not say which belong together.
+
+    Two threads on one core share what the kernels are bound by.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    cpus = os.sched_getaffinity(0)
+    try:
+        siblings = [Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list").read_text() for cpu in cpus]
+    except OSError:
+        return len(cpus)
+    return len(set(siblings))
 
 
 class NativeBackend:
@@ -82,12 +101,12 @@ class NativeBackend:
         return NativeLayers(self._kernels, self._variant, layers)
 
     def make_embedding(self, weight: RawTensor) -> Callable[[Tensor], Tensor]:
-        data = raw_bytes(weight)
+        data = _file_rows("embedding", weight)
         kind, (num_rows, size) = _TYPES[weight.weight_type], weight.shape
 
         def lookup(token_ids: Tensor) -> Tensor:
             _check("embedding", "token_ids", token_ids, torch.int32, (None,))
-            y = torch.empty(len(token_ids), size)
+            y = _empty(len(token_ids), size)
             ids = token_ids.data_ptr()
             self._kernels.embedding(kind, data.data_ptr(), num_rows, size, ids, len(token_ids), y.data_ptr())
             return y
@@ -133,7 +152,7 @@ class NativeBackend:
     def log_sum_exp(self, logits: Tensor) -> Tensor:
         """See `reference.log_sum_exp`."""
         _check("log_sum_exp", "logits", logits, torch.float32, (None, None))
-        y = torch.empty(len(logits))
+        y = _empty(len(logits))
         self._variant.log_sum_exp(logits.data_ptr(), *logits.shape, y.data_ptr())
         return y
 
@@ -183,9 +202,7 @@ class PackedLinear:
         del self._projections
 
     def _add(self, projection: Projection) -> None:
-        data = raw_bytes(projection.weight)
-        if not data.is_contiguous():
-            raise ValueError(f"linear: the rows of {projection.weight.name} are not contiguous")
+        data = _file_rows("linear", projection.weight)
         num_outputs = projection.weight.shape[0]
         bias = None if projection.bias is None else dense(projection.bias)
         if bias is not None:
@@ -202,7 +219,7 @@ class PackedLinear:
             if _check_rows("linear", "delta", delta, self.num_inputs) != num_rows:
                 raise ValueError(f"linear: delta has {delta.shape[0]} rows, x has {num_rows}")
             delta_address = delta.data_ptr()
-        y = torch.empty(num_rows, self.num_outputs)
+        y = _empty(num_rows, self.num_outputs)
         self.handle.run(x.data_ptr(), delta_address, num_rows, y.data_ptr())
         return y
 
@@ -227,8 +244,8 @@ class NativeAttention:
     ) -> None:
         _check("attention", "keys", keys, torch.float16, (None, None, None, None, None))
         num_layers, num_pages, page_size, num_kv_heads, head_dim = keys.shape
-        if head_dim > _MAX_HEAD_DIM:
-            raise ValueError(f"attention: heads have at most {_MAX_HEAD_DIM} values, got {head_dim}")
+        if head_dim > MAX_HEAD_DIM or head_dim % 2:
+            raise ValueError(f"attention: heads have an even number of at most {MAX_HEAD_DIM} values, got {head_dim}")
         _check("attention", "values", values, torch.float16, keys.shape)
         _check("attention", "filled", filled, torch.int32, (num_layers, num_pages))
         _check("attention", "positions", positions, torch.int32, (None,))
@@ -238,8 +255,9 @@ class NativeAttention:
         num_seqs = seq_lens.shape[0]
         _check("attention", "query_start_loc", query_start_loc, torch.int32, (num_seqs + 1,))
         _check("attention", "page_table", page_table, torch.int32, (num_seqs, None))
+        num_positions = tables[0].shape[0]
         for table in tables:
-            _check("attention", "tables", table, torch.float32, (None, head_dim // 2))
+            _check("attention", "tables", table, torch.float32, (num_positions, head_dim // 2))
         if num_heads % num_kv_heads:
             raise ValueError(f"attention: {num_heads} query heads cannot share {num_kv_heads} key/value heads")
         self.sizes = (num_layers, num_rows, (num_heads + 2 * num_kv_heads) * head_dim, num_heads * head_dim)
@@ -248,8 +266,10 @@ class NativeAttention:
         self.handle = kernels.Attention(
             variant,
             *(tensor.data_ptr() for tensor in self._tensors),
+            num_rows,
             num_seqs,
             page_table.shape[1],
+            num_positions,
             num_pages,
             page_size,
             num_heads,
@@ -262,7 +282,7 @@ class NativeAttention:
         if not 0 <= layer < num_layers:
             raise ValueError(f"attention: there is no layer {layer} among {num_layers}")
         _check("attention", "qkv", qkv, torch.float32, (num_rows, qkv_size))
-        y = torch.empty(num_rows, attended_size)
+        y = _empty(num_rows, attended_size)
         self.handle.run(layer, qkv.data_ptr(), y.data_ptr())
         return y
 
@@ -351,6 +371,19 @@ def argmax(logits: Tensor) -> list[int]:
     """`reference.argmax`, by the kernels where they were built: there is just one right answer."""
     backend = _default_backend()
     return reference.argmax(logits) if backend is None else backend.argmax(logits.contiguous())
+
+
+def _file_rows(operation: str, weight: RawTensor) -> Tensor:
+    """A matrix's bytes, uint8 [num_rows, row_bytes], as the kernels read them."""
+    data = raw_bytes(weight)
+    num_rows, num_columns = weight.shape
+    _check(operation, weight.name, data, torch.uint8, (num_rows, weight.weight_type.row_bytes(num_columns)))
+    return data
+
+
+def _empty(*shape: int) -> Tensor:
+    """Memory for a kernel to fill, whatever torch's defaults are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 def _check(operation: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int | None]) -> None:

@@ -181,7 +181,7 @@ def argmax(logits: Tensor) -> list[int]:
 
 def log_sum_exp(logits: Tensor) -> Tensor:
     """log(sum(exp(logit))) by row: float32 [n, vocab_size] to [n]. NaN where a row holds NaN."""
-    sums = torch.empty(len(logits))
+    sums = torch.empty(len(logits), dtype=torch.float32)
     for index, row in enumerate(logits):
         sums[index] = row.double().logsumexp(dim=0)
     return sums
@@ -208,6 +208,8 @@ class _Products:
         return sum(layer.weight.nbytes for layer in self.layers)
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        if delta is not None and self.norm is None:
+            raise ValueError("linear: delta is added before a norm, and there is none")
         if self.norm is not None:
             x = rms_norm(x if delta is None else x.add_(delta), self.norm.weight, self.norm.eps)
         outputs = [linear(x, layer) for layer in self.layers]
