@@ -167,7 +167,7 @@ def at_forward(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[t
     monkeypatch.setattr(Transformer, "forward", wrapper)
 
 
-def interrupt(_: object) -> None:
+def interrupt(_: object, **options: object) -> None:
     raise KeyboardInterrupt
 
 
