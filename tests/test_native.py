@@ -27,7 +27,7 @@ from pilotfish import _kernels
 from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.model import ForwardInput, Transformer, run_forward
 from pilotfish.ops import reference
-from pilotfish.ops.backend import LayerWeights, Norm, Projection
+from pilotfish.ops.backend import AttentionInputs, LayerWeights, Norm, Projection
 from pilotfish.ops.native import _TYPES, NativeBackend, choose_backend, num_physical_cores
 from pilotfish.types import RawTensor, WeightType
 
@@ -336,7 +336,7 @@ def test_the_callers_floating_point_mode_does_not_reach_the_last_sum(isa: str) -
     x = torch.full((3, 64), 1e-40)
 
     def run() -> torch.Tensor:
-        return layers(x.clone(), case.attention(ops))
+        return layers(x.clone(), ops.make_attention(case))
 
     expected = run()
     try:
@@ -416,39 +416,16 @@ LAYER = 1  # of two: what is written to the other one would be noticed
 
 
 @dataclass(frozen=True)
-class AttentionCase:
+class AttentionCase(AttentionInputs):
     """New rows of several sequences, and the cache that holds what stands before them."""
 
-    num_heads: int
     qkv: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
-    page_table: torch.Tensor
-    tables: tuple[torch.Tensor, torch.Tensor]
-    keys: torch.Tensor
-    values: torch.Tensor
 
     def run(self, ops) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows' results, and the cache afterwards: keys, values and filled."""
-        store = self.keys.clone(), self.values.clone(), torch.zeros(self.keys.shape[:2], dtype=torch.int32)
-        return self.attention(ops, store)(LAYER, self.qkv.clone()), *store
-
-    def attention(self, ops, store: tuple[torch.Tensor, ...] | None = None):
-        """Of a store of its own where none is given."""
-        if store is None:
-            store = self.keys.clone(), self.values.clone(), torch.zeros(self.keys.shape[:2], dtype=torch.int32)
-        return ops.make_attention(
-            self.num_heads,
-            self.positions,
-            self.slot_mapping,
-            self.query_start_loc,
-            self.seq_lens,
-            self.page_table,
-            self.tables,
-            *store,
-        )
+        fresh = replace(self, keys=self.keys.clone(), values=self.values.clone(), filled=torch.zeros_like(self.filled))
+        found = ops.make_attention(fresh)(LAYER, self.qkv.clone())
+        return found, fresh.keys, fresh.values, fresh.filled
 
     def row_alone(self, row: int) -> AttentionCase:
         sequence = int((self.query_start_loc <= row).sum()) - 1
@@ -486,7 +463,6 @@ def attention_case(
                 slots.append(page * page_size + slot)
     return AttentionCase(
         heads,
-        normal(sum(rows), (heads + 2 * kv_heads) * head_dim, seed=2),
         torch.tensor(positions, dtype=torch.int32),
         torch.tensor(slots, dtype=torch.int32),
         torch.tensor([0, *rows]).cumsum(0).int(),
@@ -495,6 +471,8 @@ def attention_case(
         reference.rotary_tables(head_dim, max(lengths), 10000.0),
         keys,
         values,
+        torch.zeros(keys.shape[:2], dtype=torch.int32),
+        normal(sum(rows), (heads + 2 * kv_heads) * head_dim, seed=2),
     )
 
 
@@ -596,7 +574,7 @@ def test_attention_checks_what_it_is_given() -> None:
     ):
         with pytest.raises(ValueError, match=f"attention: .*{message}"):
             replace(case, **change).run(ops)
-    made = case.attention(ops)
+    made = ops.make_attention(case)
     for outside in (-1, 2):
         with pytest.raises(ValueError, match=f"no layer {outside} among 2"):
             made(outside, case.qkv)
@@ -617,7 +595,7 @@ def test_layers_check_what_they_are_given() -> None:
             ops.make_layers([wrong])
     layers = ops.make_layers([fits, fits])
     case = attention_case([4], [3], 16, heads=2, kv_heads=1, head_dim=32)
-    attention = case.attention(ops)
+    attention = ops.make_attention(case)
     assert layers(torch.zeros(3, 64), attention).shape == (3, 64)
     with pytest.raises(ValueError, match=r"layers: x must be \[any, 64\]"):
         layers(torch.zeros(3, 32), attention)
@@ -626,7 +604,7 @@ def test_layers_check_what_they_are_given() -> None:
     with pytest.raises(ValueError, match=re.escape("are (3, 3, 128, 64), the attention's (2, 3, 128, 64)")):
         ops.make_layers([fits] * 3)(torch.zeros(3, 64), attention)
     with pytest.raises(TypeError, match="need native attention"):
-        layers(torch.zeros(3, 64), case.attention(reference.ReferenceBackend()))
+        layers(torch.zeros(3, 64), reference.ReferenceBackend().make_attention(case))
 
 
 # -- whole models -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from pilotfish.kvcache import DenseCache, KVCache, PagedCache, PagePool
 from pilotfish.kvcache import base as kvcache_base
 from pilotfish.kvcache import dense as kvcache_dense
 from pilotfish.model import ForwardInput, Transformer, run_forward
-from pilotfish.ops.backend import AttentionLayers
+from pilotfish.ops.backend import AttentionInputs, AttentionLayers
 from pilotfish.ops.reference import ReferenceBackend
 
 CONFIG = tiny_config(num_layers=2, num_kv_heads=1, num_heads=1, head_dim=2, context_length=40)
@@ -662,8 +662,8 @@ def test_a_forward_that_fails_leaves_every_cache_as_it_was(tmp_path: Path, monke
     pages, honest = [list(cache.page_ids[:3]) for cache in caches], model._backend.make_attention
     calls: list[int] = []
 
-    def failing(*arguments: Any) -> AttentionLayers:
-        layers = honest(*arguments)
+    def failing(inputs: AttentionInputs) -> AttentionLayers:
+        layers = honest(inputs)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             calls.append(len(qkv))

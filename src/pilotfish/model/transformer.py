@@ -12,7 +12,7 @@ from pilotfish.errors import InvariantError
 from pilotfish.kvcache import KVStore
 from pilotfish.model.batch import ForwardBatch
 from pilotfish.ops import reference as ops
-from pilotfish.ops.backend import Backend, LayerWeights, Norm, Projection
+from pilotfish.ops.backend import AttentionInputs, Backend, LayerWeights, Norm, Projection
 from pilotfish.types import RawTensor
 
 
@@ -61,18 +61,19 @@ class Transformer:
                 f"a row's position or slot is beyond the context of {config.context_length} tokens or the store's "
                 f"{store.num_slots} slots"
             )
-        attention = self._backend.make_attention(
-            config.num_heads,
-            batch.positions,
-            batch.slot_mapping,
-            batch.query_start_loc,
-            batch.seq_lens,
-            batch.page_table,
-            self._rotary_tables,
-            store.keys,
-            store.values,
-            store.filled,
+        inputs = AttentionInputs(
+            num_heads=config.num_heads,
+            positions=batch.positions,
+            slot_mapping=batch.slot_mapping,
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+            page_table=batch.page_table,
+            tables=self._rotary_tables,
+            keys=store.keys,
+            values=store.values,
+            filled=store.filled,
         )
+        attention = self._backend.make_attention(inputs)
         x = self._layers(self._embedding(batch.input_ids), attention)  # [num_tokens, hidden_size]
         wanted = batch.logits_indices
         if not len(wanted):

@@ -39,6 +39,25 @@ class LinearLayer(Protocol):
         [n, in]) is first added to x, in place; without one it raises `ValueError`, as does a wrong shape."""
 
 
+@dataclass(frozen=True)
+class AttentionInputs:
+    """What the attention of all layers reads in one forward: the rows as in `ForwardBatch`, and the cache."""
+
+    num_heads: int
+    positions: Tensor
+    slot_mapping: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    page_table: Tensor
+    tables: tuple[Tensor, Tensor]
+    """Cosine and sine of the rotary embedding, float32 [num_positions, head_dim / 2] each."""
+    keys: Tensor
+    """[num_layers, num_pages, page_size, num_kv_heads, head_dim], and so are the values"""
+    values: Tensor
+    filled: Tensor
+    """int32 [num_layers, num_pages]: slots that each layer has written of each page"""
+
+
 class AttentionLayers(Protocol):
     """The attention of one forward, layer by layer."""
 
@@ -93,23 +112,8 @@ class Backend(Protocol):
     def make_embedding(self, weight: RawTensor) -> Callable[[Tensor], Tensor]:
         """Lookup of rows: token ids int32 [n] to float32 [n, hidden_size]; `IndexError` for an id beyond the matrix."""
 
-    def make_attention(
-        self,
-        num_heads: int,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        page_table: Tensor,
-        tables: tuple[Tensor, Tensor],
-        keys: Tensor,
-        values: Tensor,
-        filled: Tensor,
-    ) -> AttentionLayers:
-        """For the rows of one forward, int32 arrays as in `ForwardBatch`, and the cache of all layers: keys and values
-        [num_layers, num_pages, page_size, num_kv_heads, head_dim], filled int32 [num_layers, num_pages].
+    def make_attention(self, inputs: AttentionInputs) -> AttentionLayers:
+        """For one forward, during which the store must not be resized. The kernels take float16 caches only.
 
-        tables are cosine and sine of the rotary embedding, float32 [num_positions, head_dim / 2] each. The kernels
-        take float16 caches only. The result is good for one forward, during which the store must not be resized.
         Raises `ValueError` for tensors that do not fit together, or that name positions, slots or pages there are not.
         """

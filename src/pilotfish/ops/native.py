@@ -19,7 +19,16 @@ from torch import Tensor
 from pilotfish.config import MAX_HEAD_DIM
 from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.ops import reference
-from pilotfish.ops.backend import AttentionLayers, Backend, DecoderLayers, LayerWeights, LinearLayer, Norm, Projection
+from pilotfish.ops.backend import (
+    AttentionInputs,
+    AttentionLayers,
+    Backend,
+    DecoderLayers,
+    LayerWeights,
+    LinearLayer,
+    Norm,
+    Projection,
+)
 from pilotfish.ops.reference import ReferenceBackend, dense, raw_bytes
 from pilotfish.types import RawTensor, WeightType
 
@@ -113,33 +122,8 @@ class NativeBackend:
 
         return lookup
 
-    def make_attention(
-        self,
-        num_heads: int,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        page_table: Tensor,
-        tables: tuple[Tensor, Tensor],
-        keys: Tensor,
-        values: Tensor,
-        filled: Tensor,
-    ) -> AttentionLayers:
-        return NativeAttention(
-            self._kernels,
-            self._variant,
-            num_heads,
-            positions,
-            slot_mapping,
-            query_start_loc,
-            seq_lens,
-            page_table,
-            tables,
-            keys,
-            values,
-            filled,
-        )
+    def make_attention(self, inputs: AttentionInputs) -> AttentionLayers:
+        return NativeAttention(self._kernels, self._variant, inputs)
 
     def argmax(self, logits: Tensor) -> list[int]:
         """See `reference.argmax`."""
@@ -227,48 +211,43 @@ class PackedLinear:
 class NativeAttention:
     """Attention of one forward: everything that its layers share is checked once; see `AttentionLayers`."""
 
-    def __init__(
-        self,
-        kernels: ModuleType,
-        variant: object,
-        num_heads: int,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        page_table: Tensor,
-        tables: tuple[Tensor, Tensor],
-        keys: Tensor,
-        values: Tensor,
-        filled: Tensor,
-    ) -> None:
-        _check("attention", "keys", keys, torch.float16, (None, None, None, None, None))
-        num_layers, num_pages, page_size, num_kv_heads, head_dim = keys.shape
+    def __init__(self, kernels: ModuleType, variant: object, inputs: AttentionInputs) -> None:
+        _check("attention", "keys", inputs.keys, torch.float16, (None, None, None, None, None))
+        num_layers, num_pages, page_size, num_kv_heads, head_dim = inputs.keys.shape
         if head_dim > MAX_HEAD_DIM or head_dim % 2:
             raise ValueError(f"attention: heads have an even number of at most {MAX_HEAD_DIM} values, got {head_dim}")
-        _check("attention", "values", values, torch.float16, keys.shape)
-        _check("attention", "filled", filled, torch.int32, (num_layers, num_pages))
-        _check("attention", "positions", positions, torch.int32, (None,))
-        num_rows = positions.shape[0]
-        _check("attention", "slot_mapping", slot_mapping, torch.int32, (num_rows,))
-        _check("attention", "seq_lens", seq_lens, torch.int32, (None,))
-        num_seqs = seq_lens.shape[0]
-        _check("attention", "query_start_loc", query_start_loc, torch.int32, (num_seqs + 1,))
-        _check("attention", "page_table", page_table, torch.int32, (num_seqs, None))
-        num_positions = tables[0].shape[0]
-        for table in tables:
+        _check("attention", "values", inputs.values, torch.float16, inputs.keys.shape)
+        _check("attention", "filled", inputs.filled, torch.int32, (num_layers, num_pages))
+        _check("attention", "positions", inputs.positions, torch.int32, (None,))
+        num_rows = inputs.positions.shape[0]
+        _check("attention", "slot_mapping", inputs.slot_mapping, torch.int32, (num_rows,))
+        _check("attention", "seq_lens", inputs.seq_lens, torch.int32, (None,))
+        num_seqs = inputs.seq_lens.shape[0]
+        _check("attention", "query_start_loc", inputs.query_start_loc, torch.int32, (num_seqs + 1,))
+        _check("attention", "page_table", inputs.page_table, torch.int32, (num_seqs, None))
+        num_positions = inputs.tables[0].shape[0]
+        for table in inputs.tables:
             _check("attention", "tables", table, torch.float32, (num_positions, head_dim // 2))
+        num_heads = inputs.num_heads
         if num_heads % num_kv_heads:
             raise ValueError(f"attention: {num_heads} query heads cannot share {num_kv_heads} key/value heads")
         self.sizes = (num_layers, num_rows, (num_heads + 2 * num_kv_heads) * head_dim, num_heads * head_dim)
-        # The pointers below are good for as long as these live.
-        self._tensors = (positions, slot_mapping, query_start_loc, seq_lens, page_table, *tables, keys, values, filled)
+        self._inputs = inputs  # the pointers below are good for as long as these live
         self.handle = kernels.Attention(
             variant,
-            *(tensor.data_ptr() for tensor in self._tensors),
+            inputs.positions.data_ptr(),
+            inputs.slot_mapping.data_ptr(),
+            inputs.query_start_loc.data_ptr(),
+            inputs.seq_lens.data_ptr(),
+            inputs.page_table.data_ptr(),
+            inputs.tables[0].data_ptr(),
+            inputs.tables[1].data_ptr(),
+            inputs.keys.data_ptr(),
+            inputs.values.data_ptr(),
+            inputs.filled.data_ptr(),
             num_rows,
             num_seqs,
-            page_table.shape[1],
+            inputs.page_table.shape[1],
             num_positions,
             num_pages,
             page_size,

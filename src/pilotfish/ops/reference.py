@@ -16,7 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from pilotfish.errors import NonFiniteLogitsError
-from pilotfish.ops.backend import AttentionLayers, DecoderLayers, LayerWeights, LinearLayer, Norm, Projection
+from pilotfish.ops.backend import (
+    AttentionInputs,
+    AttentionLayers,
+    DecoderLayers,
+    LayerWeights,
+    LinearLayer,
+    Norm,
+    Projection,
+)
 from pilotfish.ops.dequantize import dequantize
 from pilotfish.types import RawTensor, WeightType
 
@@ -220,25 +228,17 @@ class _Products:
 class _Attention:
     """See `AttentionLayers`."""
 
-    num_heads: int
-    positions: Tensor
-    slot_mapping: Tensor
-    query_start_loc: Tensor
-    seq_lens: Tensor
-    page_table: Tensor
-    tables: tuple[Tensor, Tensor]
-    keys: Tensor
-    values: Tensor
-    filled: Tensor
+    inputs: AttentionInputs
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        num_kv_heads, head_dim = self.keys.shape[3:]
+        to = self.inputs
+        keys, values = to.keys[layer], to.values[layer]
+        num_kv_heads, head_dim = keys.shape[2:]
         heads = qkv.view(len(qkv), -1, head_dim)
-        q, k, v = torch.split(heads, [self.num_heads, num_kv_heads, num_kv_heads], dim=1)
-        keys, values = self.keys[layer], self.values[layer]
-        write_cache(self.slot_mapping, rotary(k, self.positions, self.tables), v, keys, values, self.filled[layer])
-        q = rotary(q, self.positions, self.tables)
-        return attention(q, keys, values, self.query_start_loc, self.seq_lens, self.page_table).flatten(1)
+        q, k, v = torch.split(heads, [to.num_heads, num_kv_heads, num_kv_heads], dim=1)
+        write_cache(to.slot_mapping, rotary(k, to.positions, to.tables), v, keys, values, to.filled[layer])
+        q = rotary(q, to.positions, to.tables)
+        return attention(q, keys, values, to.query_start_loc, to.seq_lens, to.page_table).flatten(1)
 
 
 class _Layers:
@@ -297,4 +297,5 @@ class ReferenceBackend:
     def make_layers(self, layers: Sequence[LayerWeights]) -> DecoderLayers:
         return _Layers(self, layers)
 
-    make_attention = staticmethod(_Attention)
+    def make_attention(self, inputs: AttentionInputs) -> AttentionLayers:
+        return _Attention(inputs)
