@@ -1,0 +1,140 @@
+// Attention over a cache, for all rows of a forward: checks what it is given, and shares the work among threads.
+#pragma once
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "variants.h"
+
+namespace {
+
+// The attention of one forward: what all its layers share.
+class Attention {
+ public:
+  // keys and values: float16 [num_layers, num_pages, page_size, num_kv_heads, head_dim]; filled: [num_layers, num_pages].
+  Attention(const Variant& variant, uintptr_t positions, uintptr_t slot_mapping, uintptr_t query_start_loc,
+            uintptr_t seq_lens, uintptr_t page_table, uintptr_t cos, uintptr_t sin, uintptr_t keys, uintptr_t values,
+            uintptr_t filled, int64_t num_rows, int64_t num_seqs, int64_t max_pages, int64_t num_positions,
+            int64_t num_pages, int64_t page_size, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
+      : variant_(variant),
+        num_pages_(num_pages),
+        cache_{pointer<uint16_t>(keys), pointer<uint16_t>(values), pointer<int32_t>(filled)} {
+    const int32_t *starts = pointer<const int32_t>(query_start_loc), *lengths = pointer<const int32_t>(seq_lens);
+    const int32_t* pages = pointer<const int32_t>(page_table);
+    require(head_dim <= kMaxHeadDim, "heads are too large");
+    require(starts[0] == 0 && starts[num_seqs] == num_rows, "query_start_loc does not span the rows");
+    for (int64_t s = 0; s < num_seqs; s++) {
+      const int64_t count = starts[s + 1] - starts[s], length = lengths[s], used = ceil_div(length, page_size);
+      require(count >= 0 && count <= length, "seq_lens must count the new rows");
+      require(used <= max_pages, "a sequence is longer than its pages");
+      for (int64_t page = 0; page < used; page++) {
+        require(0 <= pages[s * max_pages + page] && pages[s * max_pages + page] < num_pages, "there is no such page");
+      }
+      longest_ = std::max<int64_t>(longest_, length);
+      for (int64_t row = 0; row < count; row++) rows_.push_back({s, length - count + row + 1});
+    }
+    for (int64_t row = 0; row < num_rows; row++) {
+      const int32_t position = pointer<const int32_t>(positions)[row], slot = pointer<const int32_t>(slot_mapping)[row];
+      require(0 <= position && position < num_positions, "a position is beyond the rotary tables");
+      require(0 <= slot && slot < num_pages * page_size, "there is no such slot");
+    }
+    batch_ = {pointer<const int32_t>(positions),
+              pointer<const int32_t>(slot_mapping),
+              pointer<const int32_t>(page_table),
+              pointer<const float>(cos),
+              pointer<const float>(sin),
+              num_rows,
+              max_pages,
+              page_size,
+              num_heads,
+              num_kv_heads,
+              head_dim};
+  }
+
+  // qkv [num_rows, (num_heads + 2 num_kv_heads) · head_dim], of which queries and keys are rotated in place;
+  // y [num_rows, num_heads · head_dim].
+  void run(int64_t layer, float* qkv, float* y) const {
+    const int64_t layer_size = num_pages_ * batch_.page_size * batch_.num_kv_heads * batch_.head_dim;
+    const LayerCache cache = {cache_.keys + layer * layer_size, cache_.values + layer * layer_size,
+                              cache_.filled + layer * num_pages_};
+    for (int64_t row = 0; row < batch_.num_rows; row++) {
+      const int32_t slot = batch_.slot_mapping[row];
+      int32_t& filled = cache.filled[slot / batch_.page_size];
+      filled = std::max<int32_t>(filled, slot % static_cast<int32_t>(batch_.page_size) + 1);
+    }
+    const int64_t max_chunks = ceil_div(longest_, kAttentionChunk), num_heads = batch_.num_heads;
+    // As many rows at once as have room for what their chunks give in 16 MB.
+    const int64_t at_once =
+        std::max<int64_t>(1, (1 << 22) / std::max<int64_t>(1, max_chunks * num_heads * (batch_.head_dim + 2)));
+    const int64_t results = std::min(at_once, batch_.num_rows) * max_chunks * num_heads;
+    const int team = team_size(batch_.num_rows * num_heads * longest_ * batch_.head_dim, variant_.threads);
+    const int64_t own_size = num_heads / batch_.num_kv_heads *
+                             (ceil_div(batch_.head_dim, kLanes) * kLanes + kAttentionChunk + kLanes * kLanes);
+    thread_local std::vector<float> memory;
+    float* largest = scratch(memory, results * (batch_.head_dim + 2) + team * own_size);
+    const Chunks chunks = {largest, largest + results, largest + 2 * results, max_chunks};
+    float* own = largest + results * (batch_.head_dim + 2);
+#pragma omp parallel num_threads(team)
+    {
+      const FloatMode mode;
+#pragma omp for schedule(static)
+      for (int64_t row = 0; row < batch_.num_rows; row++) {
+        variant_.kernels->rotary_write(batch_, cache, row, qkv + row * batch_.row_size());
+      }
+      for (int64_t first = 0; first < batch_.num_rows; first += at_once) {
+        attend(cache, first, std::min(at_once, batch_.num_rows - first), qkv, chunks, own + worker().index * own_size, y);
+      }
+    }
+  }
+
+ private:
+  static void require(bool holds, const char* otherwise) {
+    if (!holds) throw std::invalid_argument(std::string("attention: ") + otherwise);
+  }
+
+  struct Row {
+    int64_t sequence, length;  // what it sees of its sequence, itself included
+  };
+
+  // What the chunks of some rows give: [rows, max_chunks, num_heads], weighted values [..., head_dim].
+  struct Chunks {
+    float *largest, *sums, *weighted;
+    int64_t max_chunks;
+  };
+
+  // The rows first … first + count - 1, shared by the workers of the parallel region that calls this.
+  void attend(const LayerCache& cache, int64_t first, int64_t count, const float* qkv, const Chunks& chunks, float* own,
+              float* y) const {
+    const int64_t heads = batch_.num_heads, kv_heads = batch_.num_kv_heads, head_dim = batch_.head_dim;
+    const int64_t group = heads / kv_heads, max_chunks = chunks.max_chunks;
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < count * kv_heads * max_chunks; task++) {
+      const int64_t index = task / (kv_heads * max_chunks), chunk = task / kv_heads % max_chunks;
+      const int64_t kv_head = task % kv_heads, start = chunk * kAttentionChunk;
+      const Row& row = rows_[first + index];
+      if (start >= row.length) continue;
+      const int64_t result = (index * max_chunks + chunk) * heads + kv_head * group;
+      variant_.kernels->attention_chunk(
+          batch_, cache, qkv + (first + index) * batch_.row_size() + kv_head * group * head_dim, row.sequence, kv_head,
+          start, std::min<int64_t>(start + kAttentionChunk, row.length), own, chunks.largest + result,
+          chunks.sums + result, chunks.weighted + result * head_dim);
+    }
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < count * heads; task++) {
+      const int64_t index = task / heads, result = index * max_chunks * heads + task % heads;
+      variant_.kernels->attention_merge(ceil_div(rows_[first + index].length, kAttentionChunk), head_dim,
+                                        chunks.largest + result, chunks.sums + result,
+                                        chunks.weighted + result * head_dim, heads,
+                                        y + (first * heads + task) * head_dim);
+    }
+  }
+
+  Variant variant_;
+  int64_t num_pages_, longest_ = 0;
+  LayerCache cache_;
+  AttentionBatch batch_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace
