@@ -88,8 +88,8 @@ struct PanelQ5_0 {
   template <int g, int R>
   static inline void line(const uint8_t* p, const Tile32& x, u8x64 fifth, i32x16* dot) {
     const u8x64 both = stream(p + 96 + 64 * g);
-    dot_line<R>(x, 4 * g, either(low_nibbles(both), bit_at_4<g>(fifth)),
-                either(high_nibbles(both), bit_at_4<g + 4>(fifth)), dot);
+    dot_line<R>(x, 4 * g, either(low_nibbles(both), bits_at_4<g>(fifth, 0x10)),
+                either(high_nibbles(both), bits_at_4<g + 4>(fifth, 0x10)), dot);
   }
   template <int R>
   static inline void block(const uint8_t* p, const Tile32& x, f32x16* acc) {
@@ -144,10 +144,10 @@ struct PanelQ6_K {
   template <int R>
   static inline void sub_block(const uint8_t* p, const Tile256& x, int first, i32x16 scale, i32x16* sum) {
     const u8x64 nibbles0 = stream(p), nibbles1 = stream(p + 64), high = stream(p + 128);
-    const u8x64 w0 = either(low_nibbles(nibbles0), two_bits_at_4<0>(high)),
-                w1 = either(high_nibbles(nibbles0), two_bits_at_4<2>(high)),
-                w2 = either(low_nibbles(nibbles1), two_bits_at_4<4>(high)),
-                w3 = either(high_nibbles(nibbles1), two_bits_at_4<6>(high));
+    const u8x64 w0 = either(low_nibbles(nibbles0), bits_at_4<0>(high, 0x30)),
+                w1 = either(high_nibbles(nibbles0), bits_at_4<2>(high, 0x30)),
+                w2 = either(low_nibbles(nibbles1), bits_at_4<4>(high, 0x30)),
+                w3 = either(high_nibbles(nibbles1), bits_at_4<6>(high, 0x30));
     for (int r = 0; r < R; r++) {
       const int8_t* codes = x.codes + 256 * r + first;
       i32x16 dot = dot4(i32_zero(), w0, codes);

@@ -1,9 +1,9 @@
 // From a file's rows to panels of 16 (the same bits, in the order in which the kernels read them), or to float32.
 // Loading a model spends its time here: codes are moved four at a time, as the words that they are in a panel.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
+#include "half.h"
 #include "kernels.h"
 
 namespace {
@@ -32,32 +32,21 @@ void write_word(uint8_t* p, uint32_t word) { std::memcpy(p, &word, 4); }
 
 constexpr uint32_t kLowNibbles = 0x0f0f0f0f, kLowBits = 0x01010101, kLowPairs = 0x03030303;
 
-float half_to_float(const uint8_t* p) {
+float half_at(const uint8_t* p) {
   uint16_t half;
   std::memcpy(&half, p, 2);
-  const int exponent = (half >> 10) & 31, fraction = half & 1023;
-  float value;
-  if (exponent == 31) {
-    value = fraction ? __builtin_nanf("") : __builtin_inff();
-  } else {
-    value = exponent ? std::ldexp(static_cast<float>(fraction | 1024), exponent - 25)
-                     : std::ldexp(static_cast<float>(fraction), -24);
-  }
-  return half >> 15 ? -value : value;
+  return half_to_float(half);
 }
 
 float read_float(WeightType type, const uint8_t* p) {
-  if (type == WeightType::F16) return half_to_float(p);
-  uint32_t bits;
-  if (type == WeightType::F32) {
-    bits = read_word(p);
-  } else {  // bfloat16 is the upper half of float32
+  if (type == WeightType::F16) return half_at(p);
+  if (type == WeightType::BF16) {
     uint16_t upper;
     std::memcpy(&upper, p, 2);
-    bits = static_cast<uint32_t>(upper) << 16;
+    return bf16_to_float(upper);
   }
   float value;
-  std::memcpy(&value, &bits, 4);
+  std::memcpy(&value, p, 4);
   return value;
 }
 
@@ -176,7 +165,7 @@ void dequantize_row(WeightType type, const uint8_t* row, int64_t k, float* out) 
       continue;
     }
     const Block b = read_block(type, row);
-    const float d = half_to_float(b.d), minimum = half_to_float(b.minimum);
+    const float d = half_at(b.d), minimum = half_at(b.minimum);
     for (int i = 0; i < shape.weights; i++) {
       const float code = b.codes[i];
       switch (type) {

@@ -125,14 +125,6 @@ inline u8x64 bits_at_4(u8x64 a, char mask) {
 }
 inline u8x64 low_nibbles(u8x64 a) { return masked(a.lo, a.hi, 15); }
 inline u8x64 high_nibbles(u8x64 a) { return masked(_mm256_srli_epi16(a.lo, 4), _mm256_srli_epi16(a.hi, 4), 15); }
-template <int shift>
-inline u8x64 two_bits_at_4(u8x64 a) {
-  return bits_at_4<shift>(a, 0x30);
-}
-template <int shift>
-inline u8x64 bit_at_4(u8x64 a) {
-  return bits_at_4<shift>(a, 0x10);
-}
 inline u8x64 either(u8x64 a, u8x64 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
 
 // One register of each dot product.

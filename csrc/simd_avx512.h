@@ -108,14 +108,6 @@ inline u8x64 bits_at_4(u8x64 a, char mask) {
   }
   return {_mm512_and_si512(moved, _mm512_set1_epi8(mask))};
 }
-template <int shift>
-inline u8x64 two_bits_at_4(u8x64 a) {
-  return bits_at_4<shift>(a, 0x30);
-}
-template <int shift>
-inline u8x64 bit_at_4(u8x64 a) {
-  return bits_at_4<shift>(a, 0x10);
-}
 inline u8x64 either(u8x64 a, u8x64 b) { return {_mm512_or_si512(a.v, b.v)}; }
 
 // acc[lane] += sum of 4 products of unsigned codes and the 4 signed activations at x.

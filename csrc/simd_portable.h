@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "half.h"
+
 namespace {
 
 constexpr int kTileRows = 4;  // rows for which an unpacked block is used at once: what the registers hold
@@ -124,22 +126,6 @@ inline i32x16 i32_load_u8(const uint8_t* p) {
   return y;
 }
 
-inline float half_to_float(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half >> 15) << 31, exponent = (half >> 10) & 31, fraction = half & 1023;
-  uint32_t bits;
-  if (exponent == 31) {
-    bits = sign | 0x7f800000u | (fraction << 13);
-  } else if (exponent != 0) {
-    bits = sign | ((exponent + 112) << 23) | (fraction << 13);
-  } else {  // subnormal: fraction * 2^-24, exact in float32
-    const float value = ldexpf(static_cast<float>(fraction), -24);
-    std::memcpy(&bits, &value, 4);
-    bits |= sign;
-  }
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
 // Sixteen float16.
 inline f32x16 f32_load_f16(const uint8_t* p) {
   f32x16 y;
@@ -157,28 +143,9 @@ inline f32x16 f32_load_bf16(const uint8_t* p) {
   PILOTFISH_LANES(i) {
     uint16_t upper;
     std::memcpy(&upper, p + 2 * i, 2);
-    const uint32_t bits = static_cast<uint32_t>(upper) << 16;
-    std::memcpy(&y.v[i], &bits, 4);
+    y.v[i] = bf16_to_float(upper);
   }
   return y;
-}
-// To the nearest float16, ties to even; beyond the largest to infinity.
-inline uint16_t float_to_half(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  const uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00 | ((magnitude >> 13) & 0x1ff));
-  if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);
-  uint32_t kept, dropped, half;  // the fraction's bits that stay, those that go, and the middle between two results
-  if (magnitude >= 0x38800000) {
-    kept = (magnitude - 0x38000000) >> 13, dropped = magnitude & 0x1fff, half = 0x1000;
-  } else {  // subnormal: in units of 2^-24
-    const uint32_t shift = 126 - (magnitude >> 23), fraction = (magnitude & 0x7fffff) | 0x800000;
-    if (shift > 24) return static_cast<uint16_t>(sign);
-    kept = fraction >> shift, dropped = fraction & ((1u << shift) - 1), half = 1u << (shift - 1);
-  }
-  kept += dropped > half || (dropped == half && (kept & 1));
-  return static_cast<uint16_t>(sign | kept);
 }
 inline void f16_store(uint8_t* p, f32x16 a) {
   PILOTFISH_LANES(i) {
@@ -242,16 +209,10 @@ inline u8x64 high_nibbles(u8x64 a) {
   PILOTFISH_BYTES(i) a.v[i] >>= 4;
   return a;
 }
-// Bits `shift` and `shift + 1` of each byte, moved to bits 4 and 5.
+// Each byte moved so that its bit `shift` stands at bit 4, and there what `mask` keeps: of bits 4 … 7 only.
 template <int shift>
-inline u8x64 two_bits_at_4(u8x64 a) {
-  PILOTFISH_BYTES(i) a.v[i] = static_cast<uint8_t>(((a.v[i] >> shift) & 3) << 4);
-  return a;
-}
-// Bit `shift` of each byte, moved to bit 4.
-template <int shift>
-inline u8x64 bit_at_4(u8x64 a) {
-  PILOTFISH_BYTES(i) a.v[i] = static_cast<uint8_t>(((a.v[i] >> shift) & 1) << 4);
+inline u8x64 bits_at_4(u8x64 a, char mask) {
+  PILOTFISH_BYTES(i) a.v[i] = static_cast<uint8_t>(((a.v[i] >> shift) << 4) & mask);
   return a;
 }
 inline u8x64 either(u8x64 a, u8x64 b) {

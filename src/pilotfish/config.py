@@ -11,6 +11,7 @@ DEFAULT_PROPOSAL_LENGTH = 4
 MAX_HEAD_DIM = 512
 """Most values of an attention head that the kernels are made for."""
 MAX_HEADS = 1024
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pilotfish.cli.generate import GenerateOptions, run_generate
 from pilotfish.cli.models import print_models
 from pilotfish.cli.progress import PullProgress
 from pilotfish.cli.terminal import printable
+from pilotfish.config import MAX_THREADS
 from pilotfish.errors import PilotfishError
 
 EXIT_ERROR = 2
@@ -87,7 +88,7 @@ def app(context: click.Context) -> None:
 )
 @click.option(
     "--threads",
-    type=WholeNumber(min=1, max=1024),
+    type=WholeNumber(min=1, max=MAX_THREADS),
     metavar="N",
     help="Threads of the kernels; the answer does not depend on it. Default: one for each physical core.",
 )

@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from pilotfish.config import MAX_HEAD_DIM
+from pilotfish.config import MAX_HEAD_DIM, MAX_THREADS
 from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.ops import reference
 from pilotfish.ops.backend import (
@@ -43,7 +43,6 @@ _TYPES = {
     WeightType.F16: 6,
     WeightType.BF16: 7,
 }
-_MAX_THREADS = 1024
 
 
 def choose_backend(threads: int | None = None, environment: Mapping[str, str] = os.environ) -> Backend:
@@ -69,8 +68,8 @@ def choose_backend(threads: int | None = None, environment: Mapping[str, str] = 
     name, value = "threads", str(threads)
     if threads is None:
         name, value = "PILOTFISH_THREADS", environment.get("PILOTFISH_THREADS") or str(num_physical_cores())
-    if not value.isdecimal() or not 1 <= int(value) <= _MAX_THREADS:
-        raise OptionError(f"{name} must be a number from 1 to {_MAX_THREADS}, got {value!r}")
+    if not value.isdecimal() or not 1 <= int(value) <= MAX_THREADS:
+        raise OptionError(f"{name} must be a number from 1 to {MAX_THREADS}, got {value!r}")
     return NativeBackend(_kernels, isa, int(value))
 
 
