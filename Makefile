@@ -59,12 +59,12 @@ venv: $(INSTALLED)
 $(INSTALLED): pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	rm -f $(VENV)/.installed-* $(VENV)/.test-installed-*
 	touch $@
 
 $(TEST_INSTALLED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[bench,dev]"
 	touch $@
 
 clean:

@@ -61,7 +61,7 @@ PROBE_PASSES = 3
 PROFILED_STEPS = 21
 # How long an idle OpenMP thread spins before it sleeps is a few milliseconds.
 SETTLE_SECONDS = 0.05
-PROMPTS = Path(__file__).parent.parent / "tests/data/prompts.json"
+PROMPTS = Path(pilotfish.__file__).parent / "bench/prompts.json"
 MODES = ("repacked", "plain")
 
 Result = TypeVar("Result")

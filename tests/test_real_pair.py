@@ -21,7 +21,8 @@ from pilotfish.ops.reference import ReferenceBackend
 pytestmark = pytest.mark.real_model
 
 PROMPTS = {
-    prompt["id"]: prompt["user"] for prompt in json.loads((Path(__file__).parent / "data/prompts.json").read_text())
+    prompt["id"]: prompt["user"]
+    for prompt in json.loads((Path(pilotfish.__file__).parent / "bench/prompts.json").read_text())
 }
 SHORT_PROMPTS = ("code", "explain", "sql", "creative")
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pilotfish.drafters import Drafter, DraftModelDrafter, SingleSequenceDrafter
-    from pilotfish.engine import GenerationStream, generate, speculative_generate, stream
+    from pilotfish.engine import GenerationStream, generate, next_token_logits, speculative_generate, stream
     from pilotfish.errors import PilotfishError
     from pilotfish.kvcache import DenseCache, PagedCache, PagePool
-    from pilotfish.loading import load
+    from pilotfish.loading import find_file, load
     from pilotfish.tokenizer import Tokenizer, check_pair
     from pilotfish.types import (
         Draft,
@@ -46,18 +46,20 @@ __all__ = [
     "TokenOutput",
     "Tokenizer",
     "check_pair",
+    "find_file",
     "generate",
     "load",
+    "next_token_logits",
     "speculative_generate",
     "stream",
 ]
 
 _HOMES = {
     "pilotfish.drafters": ("DraftModelDrafter", "Drafter", "SingleSequenceDrafter"),
-    "pilotfish.engine": ("GenerationStream", "generate", "speculative_generate", "stream"),
+    "pilotfish.engine": ("GenerationStream", "generate", "next_token_logits", "speculative_generate", "stream"),
     "pilotfish.errors": ("PilotfishError",),
     "pilotfish.kvcache": ("DenseCache", "PagePool", "PagedCache"),
-    "pilotfish.loading": ("load",),
+    "pilotfish.loading": ("find_file", "load"),
     "pilotfish.tokenizer": ("Tokenizer", "check_pair"),
     "pilotfish.types": (
         "Draft",

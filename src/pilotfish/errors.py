@@ -70,5 +70,13 @@ class CacheFullError(CacheError):
     """A key/value cache has no room for the slots asked for; it is unchanged."""
 
 
+class ArtifactError(PilotfishError):
+    """A file is no benchmark artifact that this version understands."""
+
+
+class BenchmarkError(PilotfishError):
+    """A process of a measurement ended without its result."""
+
+
 class InvariantError(PilotfishError):
     """An internal invariant does not hold: a defect in pilotfish, never in its input."""

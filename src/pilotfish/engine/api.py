@@ -6,13 +6,15 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
+from torch import Tensor
+
 from pilotfish.config import DEFAULT_PROPOSAL_LENGTH
 from pilotfish.decode import SequenceState
 from pilotfish.drafters import Drafter, DraftModelDrafter
 from pilotfish.engine.generation import GenerationStream
 from pilotfish.errors import OptionError, PromptError
 from pilotfish.kvcache import DenseCache, KVCache
-from pilotfish.model.batch import ForwardModel
+from pilotfish.model.batch import ForwardModel, prefill
 from pilotfish.tokenizer import Tokenizer, check_pair
 from pilotfish.types import FinishEvent, GenerationResult, SamplingParams, check_count
 
@@ -134,6 +136,20 @@ def speculative_generate(
         proposal_length=proposal_length,
         sampling=sampling,
     ).text
+
+
+def next_token_logits(model: ForwardModel, token_ids: Sequence[int], *, max_num_batched_tokens: int = 128) -> Tensor:
+    """What `model` says may follow some tokens: float32 [vocab_size], the very logits that decoding sees there.
+
+    Raises `PromptError` for no tokens at all, `CacheFullError` for more than the model's context.
+    """
+    if not token_ids:
+        raise PromptError("there are no tokens to continue")
+    cache = DenseCache(model.config)
+    try:
+        return prefill(model, cache, token_ids, max_num_batched_tokens)[0]
+    finally:
+        cache.release()
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:

@@ -104,6 +104,16 @@ def run_forward(model: ForwardModel, inputs: Sequence[ForwardInput]) -> list[Ten
     return [results[index] for index in range(len(inputs))]
 
 
+def prefill(model: ForwardModel, cache: KVCache, token_ids: Sequence[int], max_num_batched_tokens: int) -> Tensor:
+    """Feeds at least one token to `cache`, in chunks; the logits behind the last one, float32 [1, vocab_size]."""
+    for first in range(0, len(token_ids), max_num_batched_tokens):
+        chunk = token_ids[first : first + max_num_batched_tokens]
+        cache.reserve(len(chunk))
+        is_last = first + len(chunk) == len(token_ids)
+        (logits,) = run_forward(model, [ForwardInput(cache, chunk, int(is_last))])
+    return logits
+
+
 def _by_store(inputs: Sequence[ForwardInput]) -> list[list[int]]:
     """Indices of the inputs, grouped by the store they share; dense caches have one each."""
     groups: dict[int, list[int]] = {}

@@ -7,6 +7,7 @@ machine that changes its speed meanwhile changes all of them alike. What counts 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +17,11 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from pilotfish.config import ModelConfig
+from pilotfish.errors import OptionError
 from pilotfish.kvcache import DenseCache
-from pilotfish.model.batch import ForwardInput, ForwardModel, run_forward
-from pilotfish.ops.native import argmax
+from pilotfish.model.batch import ForwardInput, ForwardModel, prefill, run_forward
+from pilotfish.ops.cores import num_usable_cores as num_usable_cores
+from pilotfish.ops.native import MachineProbe, NativeBackend, argmax, choose_backend
 
 Clock = Callable[[], float]
 """Seconds since some fixed moment."""
@@ -84,6 +87,24 @@ def forward_work(model: WeighedModel) -> ForwardWork:
     return ForwardWork(model.num_weight_bytes, model.config.macs_per_row)
 
 
+def native_backend(threads: int | None = None) -> NativeBackend:
+    """The kernels as `load` chooses them. Raises `OptionError` where they are missing, and as `choose_backend` does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the error says it
+        backend = choose_backend(threads)
+    if not isinstance(backend, NativeBackend):
+        raise OptionError(
+            "the native kernels are missing, so there is nothing to measure: reinstall pilotfish with a C++ compiler "
+            "at hand"
+        )
+    return backend
+
+
+def machine_probe(backend: NativeBackend) -> MachineProbe:
+    """A probe whose memory no cache holds."""
+    return MachineProbe(backend, PROBE_BYTES)
+
+
 class Stopwatch:
     """Takes the time of one model's forwards. Each starts from the same cache, which forgets its rows afterwards."""
 
@@ -133,11 +154,8 @@ class Stopwatch:
 
     def _prefilled(self, num_tokens: int) -> DenseCache:
         cache = DenseCache(self._model.config)
-        for first in range(0, num_tokens, self._chunk):
-            num_rows = min(self._chunk, num_tokens - first)
-            cache.reserve(num_rows)
-            is_last = first + num_rows == num_tokens
-            run_forward(self._model, [ForwardInput(cache, _token_ids(self._model.config, num_rows), int(is_last))])
+        if num_tokens:
+            prefill(self._model, cache, _token_ids(self._model.config, num_tokens), self._chunk)
         return cache
 
 

@@ -1,0 +1,1 @@
+"""Paired measurement: whether speculation pays on this machine, and the artifact that shows it."""

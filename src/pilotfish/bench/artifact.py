@@ -1,0 +1,270 @@
+"""What a paired measurement leaves behind: `result.json`, its parts as validated types.
+
+An *arm* is a way to run the models; target-only is the *baseline* that speculative arms are compared with. A *sample*
+is one fresh process in which an arm answers every prompt once. A *round* takes one sample of each arm. Seconds,
+bytes and tokens are the units throughout. `result.schema.json` beside this module is the JSON Schema of `Artifact`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
+
+from pilotfish.errors import ArtifactError
+
+RESULT_FILE = "result.json"
+_LIST_OF_NUMBERS = re.compile(r"\[\n[\d\s,]+\]")  # no string is meant: a line break is \n in one
+VerdictKind = Literal["pays", "does not pay", "cannot tell"]
+
+
+class Part(BaseModel):
+    """Part of an artifact; unchangeable. Derived values are written for readers of the JSON and not read back."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+
+class Prompt(Part):
+    id: str = Field(min_length=1)
+    prompt_class: str = Field(alias="class", min_length=1)
+    user: str = Field(min_length=1)
+    system: str | None = None
+
+    model_config = ConfigDict(frozen=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": self.user}]
+
+
+class Arm(Part):
+    """A way to run the models. `baseline` is the arm it is compared with, None for one that is itself a baseline."""
+
+    name: str
+    system: str = "pilotfish"
+    system_version: str
+    proposal_length: int = Field(ge=0)
+    baseline: str | None = None
+    settings: dict[str, str] = {}
+    """What else was set, and how the arm runs, in words."""
+
+
+class Phases(Part):
+    """Where an answer's seconds went. `other` is what no phase accounts for."""
+
+    draft_seconds: float
+    """Inside the drafter's `propose`: the draft model's forwards, its prefill included."""
+    target_seconds: float
+    """The target model's forwards, its prefill included."""
+    verification_seconds: float
+    cache_maintenance_seconds: float
+    """Reserving and rewinding, of both caches."""
+    other_seconds: float
+
+
+class Answer(Part):
+    """One prompt's answer. Without `phases` and proposals where the system does not tell."""
+
+    prompt_id: str
+    num_prompt_tokens: int
+    token_ids: list[int]
+    finish_reason: str
+    end_to_end_seconds: float = Field(gt=0)
+    """From before the prompt is encoded until the last token is out."""
+    prefill_seconds: float | None = None
+    """The part until the first token is out."""
+    num_steps: int | None = None
+    """Target forwards after the prompt's last chunk; those with a draft are verification calls."""
+    proposal_lengths: list[int] | None = None
+    """Drafted tokens, for each verification call."""
+    accepted_lengths: list[int] | None = None
+    """Accepted tokens (the bonus not counted), for each verification call."""
+    phases: Phases | None = None
+
+    @computed_field
+    def end_to_end_tokens_per_second(self) -> float:
+        return len(self.token_ids) / self.end_to_end_seconds
+
+    @computed_field
+    def decode_tokens_per_second(self) -> float | None:
+        """Tokens after the first over the seconds after it."""
+        if self.prefill_seconds is None or len(self.token_ids) < 2 or self.end_to_end_seconds <= self.prefill_seconds:
+            return None
+        return (len(self.token_ids) - 1) / (self.end_to_end_seconds - self.prefill_seconds)
+
+    @computed_field
+    def num_verification_calls(self) -> int | None:
+        return None if self.proposal_lengths is None else len(self.proposal_lengths)
+
+    @computed_field
+    def residual_share(self) -> float | None:
+        """The share of `end_to_end_seconds` that no phase accounts for."""
+        return None if self.phases is None else self.phases.other_seconds / self.end_to_end_seconds
+
+
+class Sample(Part):
+    """One fresh process: an arm answers every prompt once, after a warm-up that is not counted."""
+
+    arm: str
+    round: int
+    """From 0."""
+    place: int
+    """In the order of all processes, from 0."""
+    process_id: int
+    started_at: str
+    bandwidth_bytes_per_second: float | None = None
+    """Read from memory before the sample, all threads together."""
+    load_average_before: float
+    load_average_after: float
+    load_seconds: float
+    """Opening the models."""
+    peak_memory_bytes: int
+    """The most memory resident in the process, from when it opened the models."""
+    answers: list[Answer]
+
+
+class ModelFile(Part):
+    role: Literal["target", "draft"]
+    name: str
+    """As given."""
+    file_name: str
+    num_bytes: int
+    sha256: str
+
+
+class Host(Part):
+    """The machine and the software. `machine_id` is a hash that tells whether two artifacts come from one machine."""
+
+    machine_id: str
+    cpu: str
+    instruction_set: str
+    num_logical_cpus: int
+    num_cores: int
+    """Physical ones that the process may use."""
+    num_threads: int
+    memory_bytes: int
+    operating_system: str
+    versions: dict[str, str]
+    commit: str | None
+    """Of pilotfish's source, with `-dirty` where it was changed; None for an installed package."""
+
+
+class Settings(Part):
+    """What every arm had in common."""
+
+    max_tokens: int
+    repeats: int
+    seed: int
+    threads: int | None
+    """As asked for; `Host.num_threads` is what ran."""
+    temperature: float = 0.0
+    warm_up: str
+    clock: str
+    """What a measured answer spans, and how its end is known."""
+
+
+class TokenChoice(Part):
+    token_id: int
+    text: str = ""
+
+
+class Margin(Part):
+    """The two likeliest tokens of the target where two outputs part, and their raw logits."""
+
+    first: TokenChoice
+    first_logit: float
+    second: TokenChoice
+    second_logit: float
+
+
+class Mismatch(Part):
+    """The first place where an arm's output differs from its baseline's."""
+
+    arm: str
+    baseline: str
+    prompt_id: str
+    position: int
+    """Of the output token, from 0."""
+    expected: TokenChoice | None
+    """The baseline's token; None where its output had ended."""
+    found: TokenChoice | None
+    margin: Margin | None
+
+
+class Interval(Part):
+    """A ratio of tokens per second, end to end, and its bootstrap interval; without bounds for a single round."""
+
+    ratio: float
+    low: float | None
+    high: float | None
+
+
+class Comparison(Part):
+    """An arm against its baseline."""
+
+    arm: str
+    baseline: str
+    identical: bool
+    num_rounds: int
+    overall: Interval
+    classes: dict[str, Interval]
+    prompts: dict[str, Interval]
+    verdict: VerdictKind
+    reason: str
+    """Why there is no verdict, and what to do about it; empty where there is one."""
+
+
+class Artifact(Part):
+    format: Literal["pilotfish-bench"] = "pilotfish-bench"
+    version: Literal[1] = 1
+    created_at: str
+    complete: bool
+    settings: Settings
+    prompts: list[Prompt]
+    host: Host | None
+    """None until the first sample is finished."""
+    models: list[ModelFile]
+    arms: list[Arm]
+    order: list[str]
+    """The arm of each process, in the order in which they run; an incomplete run has fewer samples."""
+    samples: list[Sample]
+    identical: bool | None
+    """Whether all greedy output compared was the same, pilotfish's own; None before anything was compared."""
+    mismatches: list[Mismatch]
+    baseline_drift: dict[str, float]
+    """For each baseline: (fastest − slowest) / median of its samples' rates."""
+    comparisons: list[Comparison]
+    verdict: str
+    """One sentence."""
+
+    def save(self, folder: Path) -> None:
+        """Writes `result.json`, whole or not at all."""
+        path = folder / RESULT_FILE
+        partial = path.with_suffix(".partial")
+        partial.write_text(_LIST_OF_NUMBERS.sub(_on_one_line, self.model_dump_json(indent=1)) + "\n", "utf-8")
+        os.replace(partial, path)
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return "[" + " ".join(found[0].strip("[]").split()) + "]"
+
+
+def load_artifact(folder: Path) -> Artifact:
+    """The artifact in a folder, or in a file. Raises `ArtifactError` where there is none that can be understood."""
+    path = folder / RESULT_FILE if folder.is_dir() else folder
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot read {path}: {error.strerror}; give a folder that `pilotfish bench` wrote"
+        ) from None
+    try:
+        return Artifact.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ArtifactError(f"{path} is not an artifact of this version: {where}: {first['msg']}") from None

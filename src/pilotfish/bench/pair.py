@@ -1,0 +1,121 @@
+"""What `pilotfish bench` measures: a target model alone, and with a draft model at some proposal lengths."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pilotfish
+from pilotfish.bench.artifact import Arm, Artifact, Mismatch, ModelFile, Prompt, Settings
+from pilotfish.bench.process import fresh_process
+from pilotfish.bench.runner import Measurement, Progress, Turn
+from pilotfish.bench.worker import CLOCK, WARM_UP, Event, Task
+from pilotfish.errors import BenchmarkError, OptionError
+
+SEED = 0
+TARGET_ONLY = "target-only"
+Launch = Callable[[Task, int], AbstractContextManager[Iterator[Event]]]
+"""Starts a process for a task, with a seed."""
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """What to measure. Target-only is measured in any case, so that 0 among the proposal lengths changes nothing."""
+
+    model: str
+    draft_model: str | None
+    proposal_lengths: Sequence[int]
+    prompts: Sequence[Prompt]
+    max_tokens: int
+    repeats: int
+    threads: int | None
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_tokens", self.max_tokens), ("repeats", self.repeats)):
+            if value < 1:
+                raise OptionError(f"{name} must be at least 1, got {value}")
+        if len(set(self.proposal_lengths)) < len(self.proposal_lengths) or min(self.proposal_lengths, default=0) < 0:
+            raise OptionError(f"proposal lengths must be different and not negative, got {list(self.proposal_lengths)}")
+        if any(self.proposal_lengths) and self.draft_model is None:
+            raise OptionError("proposal lengths above 0 need a draft model")
+
+
+def measure_pair(
+    options: PairOptions,
+    save: Callable[[Artifact], None],
+    report: Callable[[Progress], None],
+    launch: Launch = fresh_process,
+) -> Artifact:
+    """Runs the measurement; see `Measurement.run`. Raises `ModelNotFoundError` and `BenchmarkError`."""
+    version = pilotfish.__version__
+    arms = [Arm(name=TARGET_ONLY, system_version=version, proposal_length=0)] + [
+        Arm(name=f"k={length}", system_version=version, proposal_length=length, baseline=TARGET_ONLY)
+        for length in sorted(options.proposal_lengths)
+        if length > 0
+    ]
+    roles: list[tuple[Literal["target", "draft"], str]] = [("target", options.model)]
+    if options.draft_model is not None and len(arms) > 1:
+        roles.append(("draft", options.draft_model))
+
+    def task(arm: Arm, round: int, place: int, **more: object) -> Task:
+        return Task.model_validate(
+            {
+                "arm": arm.name,
+                "round": round,
+                "place": place,
+                "model": options.model,
+                "draft_model": options.draft_model if arm.proposal_length else None,
+                "proposal_length": arm.proposal_length,
+                "max_tokens": options.max_tokens,
+                "threads": options.threads,
+                "prompts": options.prompts,
+            }
+            | more
+        )
+
+    def start(turn: Turn) -> AbstractContextManager[Iterator[Event]]:
+        return launch(task(turn.arm, turn.round, turn.place), SEED)
+
+    def explain(mismatch: Mismatch, common_token_ids: Sequence[int]) -> Mismatch:
+        prompts = [prompt for prompt in options.prompts if prompt.id == mismatch.prompt_id]
+        asked = task(arms[0], 0, 0, prompts=prompts, mismatch=mismatch, common_token_ids=common_token_ids)
+        with launch(asked, SEED) as events:
+            explained = next((event.mismatch for event in events if event.mismatch is not None), None)
+        if explained is None:
+            raise BenchmarkError("the process that looks at the difference ended without a word")
+        return explained
+
+    measurement = Measurement(
+        arms,
+        options.prompts,
+        [describe_model(role, name) for role, name in roles],
+        Settings(
+            max_tokens=options.max_tokens,
+            repeats=options.repeats,
+            seed=SEED,
+            threads=options.threads,
+            warm_up=WARM_UP,
+            clock=CLOCK,
+        ),
+        start=start,
+        explain=explain,
+        save=save,
+        report=report,
+    )
+    return measurement.run()
+
+
+def describe_model(role: Literal["target", "draft"], name: str) -> ModelFile:
+    """The file behind a catalog name or a path, read once for its hash, which also brings it into the page cache."""
+    path = pilotfish.find_file(name)
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return ModelFile(
+        role=role, name=name, file_name=path.name, num_bytes=path.stat().st_size, sha256=digest.hexdigest()
+    )
