@@ -85,22 +85,26 @@ class Answer(Part):
     """Accepted tokens (the bonus not counted), for each verification call."""
     phases: Phases | None = None
 
-    @computed_field
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def end_to_end_tokens_per_second(self) -> float:
         return len(self.token_ids) / self.end_to_end_seconds
 
-    @computed_field
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def decode_tokens_per_second(self) -> float | None:
         """Tokens after the first over the seconds after it."""
         if self.prefill_seconds is None or len(self.token_ids) < 2 or self.end_to_end_seconds <= self.prefill_seconds:
             return None
         return (len(self.token_ids) - 1) / (self.end_to_end_seconds - self.prefill_seconds)
 
-    @computed_field
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def num_verification_calls(self) -> int | None:
         return None if self.proposal_lengths is None else len(self.proposal_lengths)
 
-    @computed_field
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def residual_share(self) -> float | None:
         """The share of `end_to_end_seconds` that no phase accounts for."""
         return None if self.phases is None else self.phases.other_seconds / self.end_to_end_seconds
