@@ -28,6 +28,12 @@ class Rate:
     high: float | None
 
 
+def show_rate(rate: Rate) -> str:
+    """As in `7.12 [7.03, 7.21]`."""
+    bounds = "" if rate.low is None or rate.high is None else f" [{rate.low:.2f}, {rate.high:.2f}]"
+    return f"{rate.tokens_per_second:.2f}{bounds}"
+
+
 @dataclass(frozen=True)
 class PositionAcceptance:
     """How often the token at a place in the draft was accepted, and with it all before it."""
