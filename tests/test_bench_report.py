@@ -12,7 +12,6 @@ from pilotfish.bench.artifact import (
     Artifact,
     Host,
     Margin,
-    Mismatch,
     ModelFile,
     Phases,
     Prompt,

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
 
 from pilotfish.errors import ArtifactError
 
@@ -71,7 +71,7 @@ class Answer(Part):
 
     prompt_id: str
     num_prompt_tokens: int
-    token_ids: list[int]
+    token_ids: list[int] = Field(min_length=1)
     finish_reason: str
     end_to_end_seconds: float = Field(gt=0)
     """From before the prompt is encoded until the last token is out."""
@@ -244,6 +244,16 @@ class Artifact(Part):
     comparisons: list[Comparison]
     verdict: str
     """One sentence."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Artifact:
+        names = [arm.name for arm in self.arms]
+        if len({*names}) < len(names) or not {*self.order, *(sample.arm for sample in self.samples)} <= {*names}:
+            raise ValueError("a sample or a process names an arm that there is not, or that there is twice")
+        prompt_ids = [prompt.id for prompt in self.prompts]
+        if any([answer.prompt_id for answer in sample.answers] != prompt_ids for sample in self.samples):
+            raise ValueError("a sample does not answer each prompt once, in their order")
+        return self
 
     def save(self, folder: Path) -> None:
         """Writes `result.json`, whole or not at all."""

@@ -216,7 +216,7 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def emit(event: Event) -> None:
-        print(event.model_dump_json(exclude_none=True), file=events, flush=True)
+        print(event.model_dump_json(), file=events, flush=True)
 
     try:
         task = Task.model_validate_json(sys.stdin.read())

@@ -1,14 +1,20 @@
-"""A progress bar for fetching a model file, on stderr."""
+"""Progress on stderr: of fetching a model file, and of a measurement."""
 
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from pilotfish.catalog import PullEvent
+from pilotfish.cli.terminal import printable
+
+if TYPE_CHECKING:
+    from pilotfish.bench.runner import Progress as Measured
 
 
 class PullProgress:
@@ -47,3 +53,49 @@ class PullProgress:
             completed=event.bytes_done,
             total=event.bytes_total or None,
         )
+
+
+class BenchProgress:
+    """Where a measurement is: arm, sample, prompt, time left. Where stderr is no terminal, one line for each sample."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting", left="")
+        self._place = -1
+
+    def __enter__(self) -> BenchProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, measured: Measured) -> None:
+        turn = measured.turn
+        sample = f"sample {turn.place + 1} of {measured.num_turns}, round {turn.round + 1}: {turn.arm.name}"
+        left = "" if measured.seconds_left is None else f"{timedelta(seconds=round(measured.seconds_left))} left"
+        if self._progress.disable:
+            if turn.place != self._place:
+                print(sample + (f" ({left})" if left else ""), file=sys.stderr, flush=True)
+        else:
+            stage = measured.stage
+            if measured.num_answers:
+                stage = f"prompt {measured.num_answers} of {measured.num_prompts} ({stage})"
+            done = turn.place + measured.num_answers / (measured.num_prompts + 1)
+            self._progress.update(
+                self._task,
+                description=printable(f"{sample}, {stage}"),
+                completed=done,
+                total=measured.num_turns,
+                left=left,
+            )
+        self._place = turn.place
