@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pilotfish import catalog
-from pilotfish.cli.progress import PullProgress
+from pilotfish.cli.pair import choose_pair, fetch
 from pilotfish.cli.terminal import AnswerWriter, Waiting
 from pilotfish.config import DEFAULT_PROPOSAL_LENGTH
 from pilotfish.errors import ChatTemplateError, OptionError, PilotfishError, PromptError
@@ -76,7 +75,7 @@ def run_generate(options: GenerateOptions) -> bool:
     try:
         with Waiting() as waiting:
             for name in choice.names:
-                _fetch(name)
+                fetch(name)
             waiting.show(f"loading {' and '.join(choice.names)}")
             events = _start(options, choice, sampling, text)
             waiting.show("reading the prompt")
@@ -103,12 +102,7 @@ def run_generate(options: GenerateOptions) -> bool:
 
 def choose_models(options: GenerateOptions) -> ModelChoice:
     """Target, draft model and proposal length. At length 0 the draft model is not even looked at."""
-    for flag, name in (("--model", options.model), ("--draft-model", options.draft_model)):
-        if name == "":
-            raise OptionError(f"{flag} is empty: give a catalog name or a path to a GGUF file")
-    default_target, default_draft = catalog.default_pair()
-    target = default_target if options.model is None else options.model
-    draft = default_draft if options.model is None and options.draft_model is None else options.draft_model
+    target, draft = choose_pair(options.model, options.draft_model)
     length = options.proposal_length
     if length is None:
         length = DEFAULT_PROPOSAL_LENGTH if draft is not None else 0
@@ -158,12 +152,6 @@ def _check_unicode(what: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise PromptError(f"{what} is not UTF-8 text (character {error.start})") from None
-
-
-def _fetch(name: str) -> None:
-    if name in catalog.entries():
-        with PullProgress(name) as progress:
-            catalog.pull(name, progress)
 
 
 def _start(

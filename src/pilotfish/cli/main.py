@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 import click
 
 from pilotfish import __version__, catalog
+from pilotfish.cli.bench import bench
 from pilotfish.cli.generate import GenerateOptions, run_generate
 from pilotfish.cli.models import print_models
+from pilotfish.cli.options import WholeNumber
 from pilotfish.cli.progress import PullProgress
 from pilotfish.cli.terminal import printable
 from pilotfish.config import MAX_THREADS
@@ -20,10 +22,6 @@ from pilotfish.errors import PilotfishError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
-
-
-class WholeNumber(click.IntRange):
-    name = "whole number"  # as errors call it
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -132,6 +130,9 @@ def pull(name: str) -> None:
 def models() -> None:
     """List the models of the catalog: size, licence, and whether they are present on this machine."""
     print_models()
+
+
+app.add_command(bench)
 
 
 def main() -> NoReturn:

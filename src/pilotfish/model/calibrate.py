@@ -7,6 +7,7 @@ machine that changes its speed meanwhile changes all of them alike. What counts 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,15 +17,17 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from pilotfish.config import ModelConfig
+from pilotfish.errors import OptionError
 from pilotfish.kvcache import DenseCache
 from pilotfish.model.batch import ForwardInput, ForwardModel, run_forward
-from pilotfish.ops.native import argmax
+from pilotfish.ops.native import MachineProbe, NativeBackend, argmax, choose_backend
 
 Clock = Callable[[], float]
 """Seconds since some fixed moment."""
 Key = TypeVar("Key", bound=Hashable)
 
-PROBE_BYTES = 1 << 29
+_PROBE_BYTES = 1 << 29
+_PROBE_PASSES = 3
 _PROBE_ITERATIONS = 1 << 21
 
 
@@ -84,6 +87,24 @@ def forward_work(model: WeighedModel) -> ForwardWork:
     return ForwardWork(model.num_weight_bytes, model.config.macs_per_row)
 
 
+def native_backend(threads: int | None = None) -> NativeBackend:
+    """The kernels as `load` chooses them. Raises `OptionError` where they are missing, and as `choose_backend` does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the error says it
+        backend = choose_backend(threads)
+    if not isinstance(backend, NativeBackend):
+        raise OptionError(
+            "the native kernels are missing, so there is nothing to measure: reinstall pilotfish with a C++ compiler "
+            "at hand"
+        )
+    return backend
+
+
+def machine_probe(backend: NativeBackend) -> MachineProbe:
+    """A probe whose memory no cache holds."""
+    return MachineProbe(backend, _PROBE_BYTES)
+
+
 class Stopwatch:
     """Takes the time of one model's forwards. Each starts from the same cache, which forgets its rows afterwards."""
 
@@ -141,6 +162,20 @@ class Stopwatch:
         return cache
 
 
+class WithLimits:
+    """A measurement just before which the machine's limits are taken, each time, since they change within seconds."""
+
+    def __init__(self, measure: Callable[[], float], probe: Probe, clock: Clock = time.perf_counter) -> None:
+        self.limits: list[MachineLimits] = []
+        self._measure = measure
+        self._probe = probe
+        self._clock = clock
+
+    def __call__(self) -> float:
+        self.limits.append(measure_limits(self._probe, _PROBE_PASSES, self._clock))
+        return self._measure()
+
+
 def interleaved(measurements: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, list[float]]:
     """The results of each measurement, one per round; every second round runs in reverse."""
     results: dict[Key, list[float]] = {key: [] for key in measurements}
@@ -195,6 +230,14 @@ def dot_product_rate(probe: Probe, clock: Clock = time.perf_counter) -> float:
     start = clock()
     count = probe.multiply(_PROBE_ITERATIONS)
     return count / (clock() - start)
+
+
+def floor_ratio(work: ForwardWork, num_rows: int, seconds: Sequence[float], limits: Sequence[MachineLimits]) -> float:
+    """The median of what forwards of `num_rows` rows took over their floors, each by the limits of its own moment."""
+    return median(
+        took / work.floor_seconds(num_rows, limit.bytes_per_second, limit.macs_per_second)
+        for took, limit in zip(seconds, limits, strict=True)
+    )
 
 
 def medians(results: Mapping[Key, Sequence[float]]) -> dict[Key, float]:

@@ -1,0 +1,1 @@
+"""Measurements that a person asks for; `roofline` says where the limit is."""

@@ -1,0 +1,25 @@
+"""Which models a command runs, and fetching them."""
+
+from __future__ import annotations
+
+from pilotfish import catalog
+from pilotfish.cli.progress import PullProgress
+from pilotfish.errors import OptionError
+
+
+def choose_pair(model: str | None, draft_model: str | None) -> tuple[str, str | None]:
+    """Target and draft model: the default pair where none is named, no draft model beside a target named alone."""
+    for flag, name in (("--model", model), ("--draft-model", draft_model)):
+        if name == "":
+            raise OptionError(f"{flag} is empty: give a catalog name or a path to a GGUF file")
+    default_target, default_draft = catalog.default_pair()
+    target = default_target if model is None else model
+    draft = default_draft if model is None and draft_model is None else draft_model
+    return target, draft
+
+
+def fetch(name: str) -> None:
+    """Fetches a model of the catalog where it is not on this machine; any other name is left alone."""
+    if name in catalog.entries():
+        with PullProgress(name) as progress:
+            catalog.pull(name, progress)
