@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -41,23 +42,27 @@ from pilotfish import DraftModelDrafter, SamplingParams, _kernels, catalog
 from pilotfish.errors import OptionError, PilotfishError
 from pilotfish.loading import find_file
 from pilotfish.model.calibrate import (
-    PROBE_BYTES,
+    Clock,
     ForwardTimes,
+    ForwardWork,
     MachineLimits,
+    Probe,
     Stopwatch,
+    WithLimits,
+    floor_ratio,
     forward_work,
     interleaved,
-    measure_limits,
+    machine_probe,
     medians,
+    native_backend,
 )
-from pilotfish.ops.native import MachineProbe, NativeBackend, choose_backend
+from pilotfish.ops.native import NativeBackend
 
 ROW_COUNTS = {64: (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 64), 2048: (1, 5)}  # by context length
 PREFILL_TOKENS = 300
 PROPOSAL_LENGTH = 4
 MAX_TOKENS = 96
 GENERATION_ROUNDS = 3
-PROBE_PASSES = 3
 PROFILED_STEPS = 21
 # How long an idle OpenMP thread spins before it sleeps is a few milliseconds.
 SETTLE_SECONDS = 0.05
@@ -101,12 +106,13 @@ class LlamaCppPeer(AbstractContextManager["LlamaCppPeer"]):
 class Turns:
     """Lets one party's threads fall asleep before another works, whose own are first woken by an uncounted step."""
 
-    def __init__(self) -> None:
+    def __init__(self, sleep: Callable[[float], object] = time.sleep) -> None:
         self._party: object = None
+        self._sleep = sleep
 
     def take(self, party: object, wake: Callable[[], object], measure: Callable[[], float]) -> float:
         if party is not self._party:
-            time.sleep(SETTLE_SECONDS)
+            self._sleep(SETTLE_SECONDS)
             wake()
             self._party = party
         return measure()
@@ -115,8 +121,9 @@ class Turns:
 class TimedKernels:
     """The extension, with the time inside its functions, and its objects' methods, added up."""
 
-    def __init__(self, kernels: object) -> None:
+    def __init__(self, kernels: object, clock: Clock = time.perf_counter) -> None:
         self._kernels = kernels
+        self.clock = clock
         self.reset()
 
     def reset(self) -> None:
@@ -133,9 +140,9 @@ class TimedKernels:
     def timed(self, function: Callable[..., object]) -> Callable[..., object]:
         def call(*arguments: object) -> object:
             plain = [argument.wrapped if isinstance(argument, TimedObject) else argument for argument in arguments]
-            start = time.perf_counter()
+            start = self.clock()
             result = function(*plain)
-            self.seconds += time.perf_counter() - start
+            self.seconds += self.clock() - start
             self.calls += 1
             return result
 
@@ -156,13 +163,6 @@ class TimedObject:
         timed = self._kernels.timed(member)
         setattr(self, name, timed)
         return timed
-
-
-def native_backend() -> NativeBackend:
-    backend = choose_backend()
-    if not isinstance(backend, NativeBackend):
-        raise OptionError("the native kernels are missing: there is nothing to measure")
-    return backend
 
 
 def in_fresh_process(function: Callable[..., Result], *arguments: object) -> Result:
@@ -198,7 +198,7 @@ def dispatch_shares(target: Path, draft: Path) -> dict[str, float]:
 
 def outside_share(timed: TimedKernels, step: Callable[[], float]) -> float:
     """The median share of `step` outside the kernels, less what timing them costs."""
-    cost_inside, cost_in_all = timing_costs()
+    cost_inside, cost_in_all = timing_costs(timed.clock)
     shares = []
     for _ in range(PROFILED_STEPS):
         timed.reset()
@@ -208,17 +208,17 @@ def outside_share(timed: TimedKernels, step: Callable[[], float]) -> float:
     return median(shares)
 
 
-def timing_costs() -> tuple[float, float]:
+def timing_costs(clock: Clock) -> tuple[float, float]:
     """Seconds that timing adds to a call: to the time it is said to take, and in all."""
     empty = SimpleNamespace(call=lambda *arguments: None)
-    timed = TimedKernels(empty)
+    timed = TimedKernels(empty, clock)
     count = 20_000
     seconds = []
     for kernels in (empty, timed):
-        start = time.perf_counter()
+        start = clock()
         for _ in range(count):
             kernels.call(1, 2, 3, 4, 5, 6, 7, 8)
-        seconds.append((time.perf_counter() - start) / count)
+        seconds.append((clock() - start) / count)
     return timed.seconds / count - seconds[0], seconds[1] - seconds[0]
 
 
@@ -278,7 +278,7 @@ def measure(target: Path, draft: Path, rounds: int) -> dict[str, Any]:
     report |= in_fresh_process(dispatch_shares, target, draft)
     note("preparing")
     pair = Pair(target, draft, backend)
-    probe = MachineProbe(backend, PROBE_BYTES)
+    probe = machine_probe(backend)
     with ExitStack() as stack:
         peers: dict[str, LlamaCppPeer] = {}
         if importlib.util.find_spec("llama_cpp") is None:
@@ -288,11 +288,9 @@ def measure(target: Path, draft: Path, rounds: int) -> dict[str, Any]:
         return report | measure_interleaved(pair, probe, peers, rounds)
 
 
-def measure_interleaved(pair: Pair, probe: MachineProbe, peers: dict[str, LlamaCppPeer], rounds: int) -> dict[str, Any]:
+def measure_interleaved(pair: Pair, probe: Probe, peers: dict[str, LlamaCppPeer], rounds: int) -> dict[str, Any]:
     turns = Turns()
-    limits: dict[tuple[int, int], list[MachineLimits]] = {
-        (length, rows): [] for length in ROW_COUNTS for rows in ROW_COUNTS[length]
-    }
+    forwards: dict[tuple[int, int], WithLimits] = {}
 
     def own(measure: Callable[[], float]) -> Callable[[], float]:
         return partial(turns.take, pair, partial(pair.stopwatches[64].forward, 1), measure)
@@ -301,16 +299,11 @@ def measure_interleaved(pair: Pair, probe: MachineProbe, peers: dict[str, LlamaC
         call = peers[mode].call
         return partial(turns.take, mode, partial(call, "forward", 1, 64), partial(call, method, *arguments))
 
-    def take_limits(context_length: int, num_rows: int) -> float:
-        start = time.perf_counter()
-        limits[context_length, num_rows].append(measure_limits(probe, PROBE_PASSES))
-        return time.perf_counter() - start
-
     measurements: dict[tuple[object, ...], Callable[[], float]] = {}
     for context_length, row_counts in ROW_COUNTS.items():
         for num_rows in row_counts:
-            measurements["limits", context_length, num_rows] = own(partial(take_limits, context_length, num_rows))
-            forward = partial(pair.stopwatches[context_length].forward, num_rows)
+            forward = WithLimits(partial(pair.stopwatches[context_length].forward, num_rows), probe)
+            forwards[context_length, num_rows] = forward
             measurements["pilotfish", context_length, num_rows] = own(forward)
             for mode in peers:
                 measurements[mode, context_length, num_rows] = other(mode, "forward", num_rows, context_length)
@@ -320,8 +313,8 @@ def measure_interleaved(pair: Pair, probe: MachineProbe, peers: dict[str, LlamaC
         measurements[mode, "prefill"] = other(mode, "prefill", PREFILL_TOKENS)
     note("warming up")
     interleaved(measurements, 1)
-    for taken in limits.values():
-        taken.clear()
+    for forward in forwards.values():
+        forward.limits.clear()
     note(f"measuring {len(measurements)} things in {rounds} rounds")
     samples = interleaved(measurements, rounds)
     seconds = medians(samples)
@@ -336,11 +329,12 @@ def measure_interleaved(pair: Pair, probe: MachineProbe, peers: dict[str, LlamaC
         generations["llamacpp"] = partial(turns.take, quicker, wake, partial(pair.peer_decode_rate, peers[quicker]))
     note("generating")
     rates = medians(interleaved(generations, min(rounds, GENERATION_ROUNDS)))
-    return summarise(pair, limits, samples, rates, list(peers))
+    limits = {key: forward.limits for key, forward in forwards.items()}
+    return summarise(forward_work(pair.model), limits, samples, rates, list(peers))
 
 
 def summarise(
-    pair: Pair,
+    work: ForwardWork,
     limits: dict[tuple[int, int], list[MachineLimits]],
     samples: dict[tuple[object, ...], list[float]],
     rates: dict[str, float],
@@ -348,7 +342,6 @@ def summarise(
 ) -> dict[str, Any]:
     seconds = medians(samples)
     times = ForwardTimes(64, {num_rows: seconds["pilotfish", 64, num_rows] for num_rows in ROW_COUNTS[64]})
-    work = forward_work(pair.model)
     bytes_per_second = median(limit.bytes_per_second for taken in limits.values() for limit in taken)
     peak = median(limit.macs_per_second for taken in limits.values() for limit in taken)
     own_rate = 64 * work.macs_per_row / times.seconds[64]
@@ -365,9 +358,11 @@ def summarise(
 
     return {
         "floor_ratio": {
-            num_rows: median(
-                took / work.floor_seconds(num_rows, limit.bytes_per_second, own_rate)
-                for took, limit in zip(samples["pilotfish", 64, num_rows], limits[64, num_rows], strict=True)
+            num_rows: floor_ratio(
+                work,
+                num_rows,
+                samples["pilotfish", 64, num_rows],
+                [replace(limit, macs_per_second=own_rate) for limit in limits[64, num_rows]],
             )
             for num_rows in ROW_COUNTS[64]
         },

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from command_line import Outcome, Stream
 from hypothesis import settings
 
 from pilotfish import catalog
+from pilotfish.cli.main import main
 
 settings.register_profile("default", deadline=None, max_examples=50)
 settings.register_profile("full", deadline=None, max_examples=1000)
@@ -51,3 +54,35 @@ def model_path() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No colours asked for, and no model, network or cache of this machine."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("PYTHONUNBUFFERED", "PYTHONIOENCODING", "PYTHONUTF8"):  # a person has none of these
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+
+
+@pytest.fixture
+def cli(surroundings: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Runs `pilotfish` with some arguments in this process."""
+
+    def call(*arguments: str, stdin: bytes = b"", terminal: str = "", encoding: str = "utf-8") -> Outcome:
+        out, err = Stream("out" in terminal, encoding), Stream("err" in terminal)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["pilotfish", *arguments])
+            patch.setattr(sys, "stdin", Stream(content=stdin))
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", err)
+            with pytest.raises(SystemExit) as caught:
+                main()
+        assert isinstance(caught.value.code, int)
+        return Outcome(caught.value.code, out.text(), err.text())
+
+    return call

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,6 +112,31 @@ class ScriptedModel:
         if any(layer != layers[0] for layer in layers) or layers[0][1] != list(range(length)):
             return [-1, *slots]  # a slip: this prefix gives a token that no honest run gives
         return list(layers[0][0])
+
+
+class FakeClock:
+    """Time that passes only where a test says so, and `tick` at every look at it."""
+
+    def __init__(self, tick: float = 0.0) -> None:
+        self.now = 0.0
+        self.tick = tick
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+class TimedModel(ScriptedModel):
+    """A forward takes 10 seconds and 1 for each row, times what `slowness` says to the number of forwards so far."""
+
+    def __init__(self, clock: FakeClock, slowness: Callable[[int], float] = lambda calls: 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.clock = clock
+        self.slowness = slowness
+
+    def forward(self, batch: ForwardBatch, store: KVStore) -> Tensor:
+        self.clock.now += (10 + len(batch.input_ids)) * self.slowness(len(self.calls))
+        return super().forward(batch, store)
 
 
 def recompute(

@@ -13,36 +13,20 @@ from pathlib import Path
 
 import pytest
 from bench_artifacts import make_arm, make_artifact, make_sample, prompts_of_classes
+from command_line import Outcome
 from tiny_models import tiny_config, write_tiny_model
 
 from pilotfish.bench import pair
 from pilotfish.bench.artifact import Artifact, Margin, Mismatch, TokenChoice, load_artifact
 from pilotfish.bench.compare import differences, same_machine
-from pilotfish.cli.main import main
 
 START = "from pilotfish.cli.main import main; main()"
-Run = Callable[..., tuple[int, str, str]]
+Run = Callable[..., Outcome]
 
 
 @pytest.fixture(autouse=True)
-def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
+def _elsewhere(surroundings: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["pilotfish", "bench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -64,38 +48,38 @@ def plain_artifact(**changes: object) -> Artifact:
     return make_artifact(arms, prompts_of_classes("code", "chat"), samples, **changes)
 
 
-def test_show_prints_verdict_arms_and_classes(run: Run, tmp_path: Path) -> None:
+def test_show_prints_verdict_arms_and_classes(cli: Run, tmp_path: Path) -> None:
     plain_artifact().save(tmp_path)
-    status, out, err = run("show", tmp_path)
-    assert (status, err) == (0, "")
-    lines = out.splitlines()
+    outcome = cli("bench", "show", str(tmp_path))
+    assert (outcome.status, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
     assert lines[0] == "pays: 1.50× [1.50, 1.50] at proposal length 4"
     rows = [line.split() for line in lines if line]
     cells = {row[0]: row[1:] for row in reversed(rows)}  # a name's first row
     assert cells["target-only"][:2] == ["1", "14.1"]
     assert cells["k=4"][:4] == ["1.50×", "[1.50,", "1.50]", "21.2"]
     assert cells["code"] == cells["chat"] == ["1.50×", "[1.50,", "1.50]"]
-    assert run("show", tmp_path / "result.json") == (status, out, err)
+    assert cli("bench", "show", str(tmp_path / "result.json")) == outcome
 
 
-def test_show_explains_a_mismatch_and_spells_out_control_characters(run: Run, tmp_path: Path) -> None:
+def test_show_explains_a_mismatch_and_spells_out_control_characters(cli: Run, tmp_path: Path) -> None:
     bell, other = TokenChoice(token_id=7, text="\x1b]0;title\x07"), TokenChoice(token_id=8, text=" b")
     margin = Margin(first=bell, first_logit=2.5, second=other, second_logit=2.25)
     mismatch = Mismatch(
         arm="k=4", baseline="target-only", prompt_id="1", position=3, expected=bell, found=other, margin=margin
     )
     plain_artifact(mismatches=[mismatch], identical=False).save(tmp_path)
-    status, out, _ = run("show", tmp_path)
-    assert status == 0
-    assert "\x1b" not in out
-    assert "\x07" not in out
-    text = " ".join(out.split())
+    outcome = cli("bench", "show", str(tmp_path))
+    assert outcome.status == 0
+    assert "\x1b" not in outcome.out
+    assert "\x07" not in outcome.out
+    text = " ".join(outcome.out.split())
     assert "k=4 differs from target-only: prompt 1, output token 3: 7 (" in text
     assert "became 8 (' b')" in text
     assert "0.25 apart" in text
 
 
-def test_compare_says_whether_it_is_the_same_machine_and_what_differs(run: Run, tmp_path: Path) -> None:
+def test_compare_says_whether_it_is_the_same_machine_and_what_differs(cli: Run, tmp_path: Path) -> None:
     first = plain_artifact()
     assert first.host is not None
     second = first.model_copy(
@@ -107,12 +91,13 @@ def test_compare_says_whether_it_is_the_same_machine_and_what_differs(run: Run, 
     for name, artifact in (("a", first), ("b", second)):
         (tmp_path / name).mkdir()
         artifact.save(tmp_path / name)
-    status, out, _ = run("compare", "a", "a")
-    assert status == 0
-    assert "the same machine" in out
-    assert "are the same" in out
-    status, out, _ = run("compare", "a", "b")
-    assert status == 0
+    outcome = cli("bench", "compare", "a", "a")
+    assert outcome.status == 0
+    assert "the same machine" in outcome.out
+    assert "are the same" in outcome.out
+    outcome = cli("bench", "compare", "a", "b")
+    assert outcome.status == 0
+    out = outcome.out
     assert "different machines" in out
     assert {tuple(line.split()) for line in out.splitlines()} >= {("threads", "2", "7"), ("max_tokens", "8", "99")}
     assert same_machine(first, second) is False
@@ -125,39 +110,38 @@ def test_compare_sees_other_texts_behind_the_same_ids() -> None:
     assert [name for name, _, _ in differences(first, first.model_copy(update={"prompts": prompts}))] == ["prompts"]
 
 
-def test_real_run_leaves_result_and_report(run: Run, models: tuple[str, ...], tmp_path: Path) -> None:
+def test_real_run_leaves_result_and_report(cli: Run, models: tuple[str, ...], tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"user": "the end"}\n{"user": "and then", "class": "other"}\n')
     out_dir = tmp_path / "new/out"
-    arguments = (*models, "--proposal-length", "0,2", "--prompts", prompts, "--max-tokens", "6", "--repeats", "1")
-    status, out, err = run(*arguments, "--threads", "1", "--out", out_dir)
-    assert status == 0
+    arguments = ("bench", *models, "--proposal-length", "0,2", "--prompts", str(prompts), "--max-tokens", "6")
+    arguments += ("--repeats", "1", "--threads", "1", "--out", str(out_dir))
+    outcome = cli(*arguments)
+    assert outcome.status == 0
     artifact = load_artifact(out_dir)
     assert artifact.complete
     assert artifact.identical is True
     assert (out_dir / "report.html").stat().st_size > 10_000
     assert {path.name for path in out_dir.iterdir()} == {"result.json", "report.html"}
-    assert out.startswith("cannot tell: ")  # a single round
-    assert "sample 2 of 2, round 1: k=2" in err
-    assert err.splitlines()[-1] == f"{out_dir / 'result.json'} and {out_dir / 'report.html'}"
+    assert outcome.out.startswith("cannot tell: ")  # a single round
+    assert "sample 2 of 2, round 1: k=2" in outcome.err
+    assert outcome.err.splitlines()[-1] == f"{out_dir / 'result.json'} and {out_dir / 'report.html'}"
     before = (out_dir / "result.json").read_bytes()
-    status, _, err = run(*arguments, "--out", out_dir)
-    assert status == 2
-    assert "already holds a result.json" in err
+    assert "already holds a result.json" in cli(*arguments).error
     assert (out_dir / "result.json").read_bytes() == before
 
 
 def test_difference_ends_with_status_1(
-    run: Run, models: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cli: Run, models: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     mismatch = Mismatch(
         arm="k=4", baseline="target-only", prompt_id="0", position=0, expected=None, found=None, margin=None
     )
     different = plain_artifact(mismatches=[mismatch], identical=False)
     monkeypatch.setattr(pair, "measure_pair", lambda *_: different)
-    status, out, _ = run(*models, "--out", tmp_path / "out")
-    assert status == 1
-    assert "k=4 differs from target-only" in out
+    outcome = cli("bench", *models, "--out", str(tmp_path / "out"))
+    assert outcome.status == 1
+    assert "k=4 differs from target-only" in outcome.out
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
@@ -204,16 +188,12 @@ def test_ctrl_c_keeps_the_finished_samples_and_leaves_no_process(models: tuple[s
         (("compare", "nowhere", "there"), "cannot read nowhere"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(run: Run, arguments: tuple[str, ...], message: str) -> None:
-    status, out, err = run(*arguments)
-    assert (status, out) == (2, "")
-    assert err.startswith("pilotfish: error: ")
-    assert len(err.splitlines()) == 1
-    assert message in err
+def test_bad_input_is_one_line_and_status_2(cli: Run, arguments: tuple[str, ...], message: str) -> None:
+    assert message in cli("bench", *arguments).error
 
 
-def test_bad_input_leaves_no_folder_behind(run: Run, tmp_path: Path) -> None:
-    assert run("--model", "nowhere.gguf", "--proposal-length", "0")[0] == 2
+def test_bad_input_leaves_no_folder_behind(cli: Run, tmp_path: Path) -> None:
+    assert cli("bench", "--model", "nowhere.gguf", "--proposal-length", "0").status == 2
     assert list(tmp_path.iterdir()) == []
 
 
@@ -228,7 +208,7 @@ def test_missing_extra_is_one_line(package: str, models: tuple[str, ...]) -> Non
     )
 
 
-def test_artifact_whose_parts_do_not_fit_is_refused(run: Run, tmp_path: Path) -> None:
+def test_artifact_whose_parts_do_not_fit_is_refused(cli: Run, tmp_path: Path) -> None:
     plain_artifact().save(tmp_path)
     path = tmp_path / "result.json"
     sound = json.loads(path.read_text())
@@ -242,6 +222,4 @@ def test_artifact_whose_parts_do_not_fit_is_refused(run: Run, tmp_path: Path) ->
         value = json.loads(json.dumps(sound))
         damage(value)
         path.write_text(json.dumps(value))
-        status, out, err = run("show", tmp_path)
-        assert (status, out) == (2, "")
-        assert "is not an artifact of this version" in err
+        assert "is not an artifact of this version" in cli("bench", "show", str(tmp_path)).error

@@ -77,7 +77,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 @pytest.fixture(autouse=True)
 def _small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotfish.model.calibrate.PROBE_BYTES", 1 << 21)
+    monkeypatch.setattr("pilotfish.model.calibrate._PROBE_BYTES", 1 << 21)
 
 
 def options(models: tuple[str, str], **changes) -> PairOptions:

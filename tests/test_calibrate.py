@@ -2,52 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 from math import prod
 
 import pytest
-from doubles import ScriptedModel
+from doubles import FakeClock, TimedModel
 from tiny_models import ARCHITECTURES, WIDE, tiny_config, write_tiny_model
 
 import pilotfish
 from pilotfish import _kernels
-from pilotfish.errors import NonFiniteLogitsError
+from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.model.calibrate import (
     ForwardTimes,
     ForwardWork,
+    MachineLimits,
     Stopwatch,
+    WithLimits,
+    floor_ratio,
     forward_work,
     interleaved,
     measure_draft_step,
     measure_forward,
     measure_limits,
+    native_backend,
 )
 from pilotfish.ops.native import MachineProbe, NativeBackend
 from pilotfish.ops.reference import ReferenceBackend
 
 ISAS = _kernels.instruction_sets()
-
-
-class FakeClock:
-    """Time that passes only where a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class TimedModel(ScriptedModel):
-    """A forward takes 10 seconds and 1 for each row, times what `slowness` says to the number of forwards so far."""
-
-    def __init__(self, clock: FakeClock, slowness=lambda calls: 1.0, **options) -> None:
-        super().__init__(**options)
-        self.clock = clock
-        self.slowness = slowness
-
-    def forward(self, batch, store):
-        self.clock.now += (10 + len(batch.input_ids)) * self.slowness(len(self.calls))
-        return super().forward(batch, store)
 
 
 def test_forward_times_are_those_of_the_forwards_alone() -> None:
@@ -128,6 +110,43 @@ def test_limits_are_the_best_pass() -> None:
 def test_the_floor_is_reading_or_arithmetic_whichever_takes_longer() -> None:
     work = ForwardWork(num_bytes=1000, macs_per_row=60)
     assert [work.floor_seconds(num_rows, 100.0, 20.0) for num_rows in (1, 3, 4, 64)] == [10, 10, 12, 192]
+
+
+def test_limits_are_taken_before_each_measurement() -> None:
+    clock = FakeClock()
+    measured = []
+
+    def measure() -> float:
+        measured.append(clock.now)
+        return 7.0
+
+    measurement = WithLimits(measure, FakeProbe(clock), clock)
+    assert [measurement()] == [7.0]
+    assert len(measurement.limits) == len(measured) == 1
+    assert measured[0] == clock.now > 0
+    assert measurement.limits[0].bytes_per_second == 600
+
+
+def test_a_floor_ratio_goes_by_the_limits_of_each_moment() -> None:
+    """A machine that slows down to a half and a quarter changes nothing, since its limits do likewise."""
+    work = ForwardWork(num_bytes=1000, macs_per_row=60)
+    limits = [MachineLimits(1000 / slowness, 60 / slowness) for slowness in (1, 2, 4)]
+    assert floor_ratio(work, 1, [1.5, 3, 6], limits) == 1.5
+    assert floor_ratio(work, 4, [6, 12, 24], limits) == 1.5
+    assert floor_ratio(work, 1, [2, 2, 16], limits) == 2, "the median of ratios, not the ratio of medians"
+    with pytest.raises(ValueError, match="longer"):
+        floor_ratio(work, 1, [1, 2], limits)
+
+
+def test_without_kernels_there_is_nothing_to_measure(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    assert native_backend(3).threads == 3
+    monkeypatch.setitem(sys.modules, "pilotfish._kernels", None)
+    monkeypatch.delattr(pilotfish, "_kernels", raising=False)
+    with pytest.raises(OptionError, match="kernels are missing"):
+        native_backend()
+    assert not recwarn, "the error says it"
 
 
 class RecordingBackend(NativeBackend):

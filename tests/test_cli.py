@@ -6,7 +6,6 @@ start one.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -21,13 +20,14 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import Outcome, Stream
 from tiny_models import IM_START, tiny_config, tiny_metadata, torch_threads, write_tiny_model
 
 import pilotfish
 from pilotfish import catalog
 from pilotfish.catalog import PullEvent
 from pilotfish.cli.generate import as_json, summary
-from pilotfish.cli.main import app, main
+from pilotfish.cli.main import app
 from pilotfish.cli.progress import PullProgress
 from pilotfish.cli.terminal import AnswerWriter, Waiting, paint, printable
 from pilotfish.errors import DiskFullError, FetchError, InvariantError
@@ -36,6 +36,7 @@ from pilotfish.types import GenerationResult, GenerationStats, TextEvent, TokenK
 
 PROMPT = "the and the"
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+pytestmark = pytest.mark.usefixtures("surroundings")
 POSIX = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals, pipes and terminals")
 REQUIRED_STATS = {
     "num_tokens", "num_prompt_tokens", "prefill_seconds", "decode_seconds", "end_to_end_seconds", "tokens_per_second",
@@ -48,19 +49,6 @@ REQUIRED_STATS = {
 def one_thread() -> Iterator[None]:
     with torch_threads(1):
         yield
-
-
-@pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No colours asked for, and no model, network or cache of this machine."""
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("PYTHONUNBUFFERED", "PYTHONIOENCODING", "PYTHONUTF8"):  # a person has none of these
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
 
 
 @dataclass(frozen=True)
@@ -92,65 +80,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 @pytest.fixture
 def pair(models: Models) -> tuple[str, ...]:
     return ("--model", models.target, "--draft-model", models.draft)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    status: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The one line of an error that nothing was said before."""
-        assert self.status == 2
-        assert self.out == ""
-        return self.error_line
-
-    @property
-    def error_line(self) -> str:
-        assert self.err.endswith("\n")
-        assert self.err.count("\n") == 1
-        assert self.err.startswith("pilotfish: error: ")
-        assert "Traceback" not in self.err
-        return self.err
-
-    @property
-    def object(self) -> dict[str, Any]:
-        assert self.out.count("\n") == 1
-        return json.loads(self.out)
-
-
-class Stream(io.TextIOWrapper):
-    """A stream whose bytes are kept; a terminal if told so."""
-
-    def __init__(self, terminal: bool = False, encoding: str = "utf-8", content: bytes = b"") -> None:
-        super().__init__(io.BytesIO(content), encoding=encoding, newline="", write_through=True)
-        self.terminal = terminal
-
-    def isatty(self) -> bool:
-        return self.terminal
-
-    def text(self) -> str:
-        self.flush()
-        return self.buffer.getvalue().decode(self.encoding)  # type: ignore[attr-defined]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    def call(*arguments: str, stdin: bytes = b"", terminal: str = "", encoding: str = "utf-8") -> Outcome:
-        out, err = Stream("out" in terminal, encoding), Stream("err" in terminal)
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["pilotfish", *arguments])
-            patch.setattr(sys, "stdin", Stream(content=stdin))
-            patch.setattr(sys, "stdout", out)
-            patch.setattr(sys, "stderr", err)
-            with pytest.raises(SystemExit) as caught:
-                main()
-        assert isinstance(caught.value.code, int)
-        return Outcome(caught.value.code, out.text(), err.text())
-
-    return call
 
 
 def at_forward(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[torch.Tensor], object]) -> None:

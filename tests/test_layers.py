@@ -20,7 +20,8 @@ LAYERS = {
     "drafters": 3, "verify": 3, "loading": 3, "catalog": 3,
     "decode": 4, "engine": 5, **FACES,
 }  # fmt: skip
-# Beyond "anything below": inside layers 0 to 2 only these may be imported, and faces see the public API alone.
+# Beyond "anything below": inside layers 0 to 2 only these may be imported, and faces see the public API alone,
+# and single modules named in full.
 ALLOWED = {
     "errors": set(),
     "config": set(),

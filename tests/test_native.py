@@ -5,7 +5,6 @@ The oracle is exact: the quantised activations times the weights that the `gguf`
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -28,7 +27,8 @@ from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.model import ForwardInput, Transformer, run_forward
 from pilotfish.ops import reference
 from pilotfish.ops.backend import AttentionInputs, LayerWeights, Norm, Projection
-from pilotfish.ops.native import _TYPES, NativeBackend, choose_backend, num_physical_cores
+from pilotfish.ops.cores import num_usable_cores
+from pilotfish.ops.native import _TYPES, NativeBackend, choose_backend
 from pilotfish.types import RawTensor, WeightType
 
 ISAS = _kernels.instruction_sets()
@@ -617,7 +617,7 @@ def test_environment_chooses_the_kernels() -> None:
         environment = {"PILOTFISH_ISA": isa, "PILOTFISH_THREADS": "3"}
         assert choose_backend(environment=environment).name == f"native ({isa}, 3 threads)"
         assert choose_backend(5, environment).name == f"native ({isa}, 5 threads)"
-    assert choose_backend(environment={}).name == f"native ({ISAS[0]}, {num_physical_cores()} threads)"
+    assert choose_backend(environment={}).name == f"native ({ISAS[0]}, {num_usable_cores()} threads)"
     with pytest.raises(OptionError, match="PILOTFISH_ISA is 'sse9'; this machine has"):
         choose_backend(environment={"PILOTFISH_ISA": "sse9"})
     for threads in ("0", "-1", "two", "9999"):
@@ -633,22 +633,6 @@ def test_threads_are_checked(tmp_path: Path) -> None:
     assert pilotfish.load(path, threads=3)[0]._backend.name.endswith("3 threads)")
     with pytest.raises(OptionError, match="cannot be combined"):
         pilotfish.load(path, threads=3, backend=backend())
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no way to choose CPUs here")
-def test_threads_of_one_core_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= num_physical_cores() <= len(os.sched_getaffinity(0))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    monkeypatch.setattr(Path, "read_text", lambda path: "0-1" if path.parts[-3] in ("cpu0", "cpu1") else "2-3")
-    assert num_physical_cores() == 2
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 3})
-    assert num_physical_cores() == 2
-
-    def absent(path: Path) -> str:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(Path, "read_text", absent)
-    assert num_physical_cores() == 3
 
 
 def test_without_the_extension_there_is_one_warning_and_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import click
 from pilotfish.cli.options import EXIT_INTERRUPTED, WholeNumber
 from pilotfish.cli.pair import choose_pair, fetch
 from pilotfish.cli.progress import BenchProgress
+from pilotfish.cli.roofline import roofline
 from pilotfish.config import MAX_THREADS
 from pilotfish.errors import OptionError
 
@@ -200,3 +201,6 @@ def compare(first: Path, second: Path) -> None:
     from pilotfish.cli.bench_tables import print_comparison
 
     print_comparison(load_artifact(first), load_artifact(second))
+
+
+bench.add_command(roofline)

@@ -27,7 +27,8 @@ Clock = Callable[[], float]
 """Seconds since some fixed moment."""
 Key = TypeVar("Key", bound=Hashable)
 
-PROBE_BYTES = 1 << 29
+_PROBE_BYTES = 1 << 29
+_PROBE_PASSES = 3
 _PROBE_ITERATIONS = 1 << 21
 
 
@@ -102,7 +103,7 @@ def native_backend(threads: int | None = None) -> NativeBackend:
 
 def machine_probe(backend: NativeBackend) -> MachineProbe:
     """A probe whose memory no cache holds."""
-    return MachineProbe(backend, PROBE_BYTES)
+    return MachineProbe(backend, _PROBE_BYTES)
 
 
 class Stopwatch:
@@ -159,6 +160,20 @@ class Stopwatch:
         return cache
 
 
+class WithLimits:
+    """A measurement just before which the machine's limits are taken, each time, since they change within seconds."""
+
+    def __init__(self, measure: Callable[[], float], probe: Probe, clock: Clock = time.perf_counter) -> None:
+        self.limits: list[MachineLimits] = []
+        self._measure = measure
+        self._probe = probe
+        self._clock = clock
+
+    def __call__(self) -> float:
+        self.limits.append(measure_limits(self._probe, _PROBE_PASSES, self._clock))
+        return self._measure()
+
+
 def interleaved(measurements: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, list[float]]:
     """The results of each measurement, one per round; every second round runs in reverse."""
     results: dict[Key, list[float]] = {key: [] for key in measurements}
@@ -213,6 +228,14 @@ def dot_product_rate(probe: Probe, clock: Clock = time.perf_counter) -> float:
     start = clock()
     count = probe.multiply(_PROBE_ITERATIONS)
     return count / (clock() - start)
+
+
+def floor_ratio(work: ForwardWork, num_rows: int, seconds: Sequence[float], limits: Sequence[MachineLimits]) -> float:
+    """The median of what forwards of `num_rows` rows took over their floors, each by the limits of its own moment."""
+    return median(
+        took / work.floor_seconds(num_rows, limit.bytes_per_second, limit.macs_per_second)
+        for took, limit in zip(seconds, limits, strict=True)
+    )
 
 
 def medians(results: Mapping[Key, Sequence[float]]) -> dict[Key, float]:

@@ -10,7 +10,6 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -29,6 +28,7 @@ from pilotfish.ops.backend import (
     Norm,
     Projection,
 )
+from pilotfish.ops.cores import num_usable_cores
 from pilotfish.ops.reference import ReferenceBackend, dense, raw_bytes
 from pilotfish.types import RawTensor, WeightType
 
@@ -48,7 +48,7 @@ _TYPES = {
 def choose_backend(threads: int | None = None, environment: Mapping[str, str] = os.environ) -> Backend:
     """The native backend, or with a warning the reference where the extension was not built.
 
-    `threads` comes before `PILOTFISH_THREADS`, and this before one for each physical core; `PILOTFISH_ISA` forces an
+    `threads` comes before `PILOTFISH_THREADS`, and this before `num_usable_cores`; `PILOTFISH_ISA` forces an
     instruction set. `OptionError` for a value that is unknown or that this machine does not have.
     """
     try:
@@ -67,25 +67,10 @@ def choose_backend(threads: int | None = None, environment: Mapping[str, str] = 
         raise OptionError(f"PILOTFISH_ISA is {isa!r}; this machine has {', '.join(names)}")
     name, value = "threads", str(threads)
     if threads is None:
-        name, value = "PILOTFISH_THREADS", environment.get("PILOTFISH_THREADS") or str(num_physical_cores())
+        name, value = "PILOTFISH_THREADS", environment.get("PILOTFISH_THREADS") or str(num_usable_cores())
     if not value.isdecimal() or not 1 <= int(value) <= MAX_THREADS:
         raise OptionError(f"{name} must be a number from 1 to {MAX_THREADS}, got {value!r}")
     return NativeBackend(_kernels, isa, int(value))
-
-
-def num_physical_cores() -> int:
-    """Physical cores that this process may use; logical ones where the system does not say which belong together.
-
-    Two threads on one core share what the kernels are bound by.
-    """
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    cpus = os.sched_getaffinity(0)
-    try:
-        siblings = [Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list").read_text() for cpu in cpus]
-    except OSError:
-        return len(cpus)
-    return len(set(siblings))
 
 
 class NativeBackend:
