@@ -26,7 +26,7 @@ _MARKERS = "os^DvPX*p"  # one more than colours, so that pairs do not repeat aft
 _PHASES = {
     "draft_seconds": ("draft model", COLOURS[2], "////"),
     "target_seconds": ("target model", COLOURS[1], ""),
-    "verification_seconds": ("verification", COLOURS[3], "...."),
+    "verification_seconds": ("verification", COLOURS[3], "----"),
     "cache_maintenance_seconds": ("cache maintenance", COLOURS[4], "xxxx"),
     "other_seconds": ("other", COLOURS[0], "||||"),
 }

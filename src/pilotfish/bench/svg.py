@@ -23,6 +23,7 @@ _STYLE = {
     "axes.spines.top": False,
     "figure.constrained_layout.use": True,
     "figure.facecolor": "none",
+    "font.sans-serif": ["DejaVu Sans"],  # what matplotlib measures with; the page sets its own, which is narrower
     "font.size": 9,
     "grid.alpha": 0.2,
     "grid.color": INK,
