@@ -23,7 +23,7 @@ from pilotfish.bench.prompts import default_prompts
 from pilotfish.bench.runner import Measurement, Turn
 from pilotfish.bench.worker import Event
 
-HOSTILE = "<script>alert('x')</script>\"&$\\frac{1}{2}$ \x00\x1b[31m//evil.test/a.png 漢字 _x"
+HOSTILE = "$\\x$<script>alert('x')</script>\"& \x00\x1b[31m//evil.test/a.png 漢字 _x"
 
 
 def measured(

@@ -155,7 +155,7 @@ def test_hostile_text_is_shown_as_text(reports: Callable[[str], tuple[Artifact, 
         HOSTILE.replace("\x00", "\N{REPLACEMENT CHARACTER}").replace("\x1b", "\N{REPLACEMENT CHARACTER}").split()
     )
     assert page.text.count(shown) > 10  # prompt, class, arm, model, host, versions
-    assert page.text.count("<scr") > page.text.count(shown)  # shortened, in plots
+    assert page.text.count("$\\x$<sc") > page.text.count(shown)  # shortened, in plots
     assert not set(path.read_text("utf-8")) & {"\x00", "\x1b"}
 
 
