@@ -6,17 +6,17 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from bench_artifacts import make_arm, make_host, make_settings
+
 from pilotfish.bench.artifact import (
     Answer,
     Arm,
     Artifact,
-    Host,
     Margin,
     ModelFile,
     Phases,
     Prompt,
     Sample,
-    Settings,
     TokenChoice,
 )
 from pilotfish.bench.prompts import default_prompts
@@ -24,6 +24,8 @@ from pilotfish.bench.runner import Measurement, Turn
 from pilotfish.bench.worker import Event
 
 HOSTILE = "$\\x$<script>alert('x')</script>\"& \x00\x1b[31m//evil.test/a.png 漢字 _x"
+TOKEN = TokenChoice(token_id=9, text=HOSTILE)
+MARGIN = Margin(first=TOKEN, first_logit=12.5, second=TokenChoice(token_id=8, text=" b"), second_logit=12.25)
 
 
 def measured(
@@ -36,10 +38,7 @@ def measured(
 ) -> Artifact:
     """What a measurement on a plausible machine leaves behind. Arms of other systems tell no phases or proposals."""
     prompts = prompts or default_prompts()
-    arms = arms or [
-        make_arm("target-only", 0),
-        *(make_arm(f"k={length}", length, "target-only") for length in (2, 4, 8)),
-    ]
+    arms = arms or [make_arm("target-only", 0), *(make_arm(f"k={length}", length) for length in (2, 4, 8))]
     numbers = random.Random(0)
     levels = {prompt.id: numbers.uniform(0.55, 0.95) for prompt in prompts}
 
@@ -51,36 +50,16 @@ def measured(
         answers = [_answer(numbers, turn.arm.proposal_length, prompt.id, levels[prompt.id], told) for prompt in prompts]
         if differ and turn.arm.baseline:
             answers[-1] = answers[-1].model_copy(update={"token_ids": [*answers[-1].token_ids[:-1], 8]})
-        yield iter([Event(kind="sample", sample=_sample(numbers, turn, answers), host=HOST if told else None)])
+        yield iter([Event(kind="sample", sample=_sample(numbers, turn, answers), host=make_host() if told else None)])
 
     return Measurement(
         arms,
         prompts,
         [ModelFile(role="target", name="big", file_name="big.gguf", num_bytes=1 << 30, sha256="a" * 64)],
-        Settings(max_tokens=64, repeats=repeats, seed=0, threads=None, warm_up="one prompt", clock="a fake one"),
+        make_settings(max_tokens=64, repeats=repeats),
         start=start,
         explain=lambda mismatch, _: mismatch.model_copy(update={"margin": MARGIN, "expected": TOKEN}),
     ).run()
-
-
-HOST = Host(
-    machine_id="0123456789abcdef",
-    cpu="Some CPU @ 2 GHz",
-    instruction_set="avx512",
-    num_logical_cpus=4,
-    num_cores=2,
-    num_threads=2,
-    memory_bytes=8 << 30,
-    operating_system="Linux",
-    versions={"python": "3.12"},
-    commit=None,
-)
-TOKEN = TokenChoice(token_id=9, text=HOSTILE)
-MARGIN = Margin(first=TOKEN, first_logit=12.5, second=TokenChoice(token_id=8, text=" b"), second_logit=12.25)
-
-
-def make_arm(name: str, length: int, baseline: str | None = None, system: str = "pilotfish") -> Arm:
-    return Arm(name=name, system=system, system_version="1", proposal_length=length, baseline=baseline)
 
 
 def _answer(numbers: random.Random, length: int, prompt_id: str, level: float, told: bool) -> Answer:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from bench_reports import make_arm, measured
+from bench_artifacts import make_arm
+from bench_reports import measured
 
 from pilotfish.bench.aggregates import Rate, show_rate, summarise
 from pilotfish.bench.artifact import Answer, Artifact, Phases
@@ -17,7 +18,7 @@ PHASES = Phases(
 
 def with_answers(*samples: Sequence[Answer]) -> Artifact:
     """A single arm whose samples have these answers; prompt 0 is of class a, the others of class b."""
-    artifact = measured(repeats=len(samples), arms=[make_arm("only", 4)])
+    artifact = measured(repeats=len(samples), arms=[make_arm("only", 4, baseline=None)])
     prompts = [p.model_copy(update={"id": str(n), "prompt_class": "ab"[n > 0]}) for n, p in enumerate(artifact.prompts)]
     answered = [
         sample.model_copy(update={"answers": list(answers), "peak_memory_bytes": 10 + index})

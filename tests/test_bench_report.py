@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_reports import HOSTILE, make_arm, measured
+from bench_artifacts import make_arm
+from bench_reports import HOSTILE, measured
 from conftest import unmet
 
 from pilotfish.bench.artifact import Artifact, Prompt
@@ -30,8 +31,8 @@ def several_systems() -> Artifact:
         arms=[
             make_arm("target-only", 0),
             make_arm("other", 0, system="other"),
-            make_arm("other with a draft model", 4, "other", system="other"),
-            make_arm("k=4", 4, "target-only"),
+            make_arm("other with a draft model", 4, baseline="other", system="other"),
+            make_arm("k=4", 4),
         ],
     )
 
@@ -39,7 +40,7 @@ def several_systems() -> Artifact:
 def hostile() -> Artifact:
     """Every text that comes from outside is hostile, and the output differs."""
     prompt = Prompt(id=HOSTILE, prompt_class=HOSTILE, user=HOSTILE, system=HOSTILE)
-    artifact = measured([prompt], arms=[make_arm("target-only", 0), make_arm(HOSTILE, 2, "target-only")], differ=True)
+    artifact = measured([prompt], arms=[make_arm("target-only", 0), make_arm(HOSTILE, 2)], differ=True)
     models = [model.model_copy(update={"name": HOSTILE, "file_name": HOSTILE}) for model in artifact.models]
     assert artifact.host is not None
     host = artifact.host.model_copy(update={"cpu": HOSTILE, "commit": HOSTILE, "versions": {HOSTILE: HOSTILE}})
@@ -201,7 +202,7 @@ def test_large_residual_is_pointed_out(tmp_path: Path, reports: Callable[[str], 
 
 def test_many_prompts_are_drawn_by_class(tmp_path: Path) -> None:
     prompts = [Prompt(id=str(n), prompt_class=f"class {n // 8}", user="Say.") for n in range(48)]
-    artifact = measured(prompts, repeats=2, arms=[make_arm("target-only", 0), make_arm("k=2", 2, "target-only")])
+    artifact = measured(prompts, repeats=2, arms=[make_arm("target-only", 0), make_arm("k=2", 2)])
     assert "Paired ratio by class" in page_of(write_report(artifact, tmp_path)).text
 
 
