@@ -81,7 +81,7 @@ def _rates(summaries: Sequence[ArmSummary], looks: Mapping[str, Look]) -> Plot:
         "Tokens per second from prompt in to last token out, for all prompts and for each class of prompts: the "
         "geometric mean over prompts and rounds, with its 95 % bootstrap interval over rounds. Further right is faster."
     )
-    rows = ["all", *classes]
+    rows = ["all", *classes] if summaries else []
     return _dots("rates", "Speed by class of prompts", "tokens/s, end to end", caption, rows, series, looks)
 
 
@@ -89,16 +89,17 @@ def _ratios(artifact: Artifact, looks: Mapping[str, Look]) -> Plot:
     by_prompt = len(artifact.prompts) <= _MAX_ROWS
     what = "prompt" if by_prompt else "class"
     compared = artifact.comparisons
-    rows = list(dict.fromkeys(name for c in compared for name in (c.prompts if by_prompt else c.classes)))
+    names = list(dict.fromkeys(name for c in compared for name in (c.prompts if by_prompt else c.classes)))
     series: dict[str, list[Bounds]] = {
-        c.arm: [c.overall, *((c.prompts if by_prompt else c.classes)[name] for name in rows)] for c in compared
+        c.arm: [c.overall, *((c.prompts if by_prompt else c.classes)[name] for name in names)] for c in compared
     }
     caption = (
         f"Each arm's end-to-end tokens per second over its baseline's in the same round, for each {what} and over all, "
         "with the 95 % bootstrap interval over rounds. Right of the line at 1 the arm is faster than its baseline."
     )
     title = f"Paired ratio by {what}"
-    return _dots("ratios", title, "ratio to the baseline (×)", caption, ["all", *rows], series, looks, reference=1.0)
+    rows = ["all", *names] if compared else []
+    return _dots("ratios", title, "ratio to the baseline (×)", caption, rows, series, looks, reference=1.0)
 
 
 def _dots(
@@ -215,7 +216,7 @@ def _samples(artifact: Artifact, looks: Mapping[str, Look]) -> Plot:
         "Every process in the order in which they ran: its tokens per second, the geometric mean over prompts, and the "
         "memory bandwidth read just before it. Lines that rise or fall mean that the machine drifted."
     )
-    if not bandwidths:
+    if samples and not bandwidths:
         caption += " No bandwidth was measured."
 
     def draw(figure: Figure) -> None:

@@ -15,6 +15,7 @@ INK = "#010203"
 """Becomes the page's text colour."""
 _WIDTH = 4.2  # inches, of a phone, where the text then need not shrink
 _STYLE = {
+    "axes.axisbelow": True,
     "axes.edgecolor": INK,
     "axes.facecolor": "none",
     "axes.grid": True,
