@@ -164,8 +164,8 @@ def test_page_tells_complete_from_incomplete(reports: Callable[[str], tuple[Arti
     texts = {name: page_of(reports(name)[1]).text for name in ARTIFACTS}
     assert "Complete: all 16 samples were taken." in texts["four arms"]
     assert "Identical: " in texts["four arms"]
-    assert "Incomplete: 6 of 16 samples were taken." in texts["incomplete"]
-    assert "Incomplete: 0 of 16 samples were taken." in texts["empty"]
+    assert "Incomplete: 6 of 16 samples were taken" in texts["incomplete"]
+    assert "Incomplete: 0 of 16 samples were taken" in texts["empty"]
     assert "nothing has been compared yet" in texts["empty"]
     assert texts["empty"].count("Nothing to draw.") == len(PLOTS)
     assert "A single round has no interval." in texts["one round"]

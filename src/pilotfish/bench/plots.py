@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from pilotfish.bench import statistics
 from pilotfish.bench.aggregates import ArmSummary, Rate, show_rate
 from pilotfish.bench.artifact import Artifact, Interval
+from pilotfish.bench.statistics import CONFIDENCE
 from pilotfish.bench.svg import INK, draw_svg
 
 # Each has a contrast of at least 3 with the page's light and with its dark ground; most are Okabe and Ito's.
@@ -79,7 +80,8 @@ def _rates(summaries: Sequence[ArmSummary], looks: Mapping[str, Look]) -> Plot:
     }
     caption = (
         "Tokens per second from prompt in to last token out, for all prompts and for each class of prompts: the "
-        "geometric mean over prompts and rounds, with its 95 % bootstrap interval over rounds. Further right is faster."
+        f"geometric mean over prompts and rounds, with its {CONFIDENCE:.0%} bootstrap interval over rounds. Further "
+        "right is faster."
     )
     rows = ["all", *classes] if summaries else []
     return _dots("rates", "Speed by class of prompts", "tokens/s, end to end", caption, rows, series, looks)
@@ -95,7 +97,8 @@ def _ratios(artifact: Artifact, looks: Mapping[str, Look]) -> Plot:
     }
     caption = (
         f"Each arm's end-to-end tokens per second over its baseline's in the same round, for each {what} and over all, "
-        "with the 95 % bootstrap interval over rounds. Right of the line at 1 the arm is faster than its baseline."
+        f"with the {CONFIDENCE:.0%} bootstrap interval over rounds. Right of the line at 1 the arm is faster "
+        "than its baseline."
     )
     title = f"Paired ratio by {what}"
     rows = ["all", *names] if compared else []

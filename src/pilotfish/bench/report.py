@@ -48,6 +48,7 @@ def _render(artifact: Artifact) -> str:
         artifact=artifact,
         best=max(artifact.comparisons, key=lambda comparison: comparison.overall.ratio, default=None),
         table=[_row(artifact, summary) for summary in summaries],
+        confidence=statistics.CONFIDENCE,
         max_residual_share=MAX_RESIDUAL_SHARE,
         plots=draw_plots(artifact, summaries),
         bandwidth=median(bandwidths) / 1e9 if bandwidths else None,
