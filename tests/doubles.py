@@ -115,12 +115,14 @@ class ScriptedModel:
 
 
 class FakeClock:
-    """Time that passes only where a test says so."""
+    """Time that passes only where a test says so, and `tick` at every look at it."""
 
-    def __init__(self) -> None:
+    def __init__(self, tick: float = 0.0) -> None:
         self.now = 0.0
+        self.tick = tick
 
     def __call__(self) -> float:
+        self.now += self.tick
         return self.now
 
 

@@ -6,15 +6,19 @@ import importlib.util
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from doubles import FakeClock
 from tiny_models import WIDE, tiny_config, write_tiny_model
 from torch import Tensor
 
 from pilotfish.errors import NonFiniteLogitsError
+from pilotfish.model.calibrate import ForwardWork, MachineLimits, WithLimits
 
 
 def load_benchmark(name: str) -> ModuleType:
@@ -28,6 +32,7 @@ def load_benchmark(name: str) -> ModuleType:
 
 
 accuracy = load_benchmark("accuracy")
+kernels = load_benchmark("kernels")
 
 REFERENCE = [[0.5, 0.25, 0.25], [0.75, 0.125, 0.125], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]
 OTHER = [[0.25, 0.5, 0.25], [0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]
@@ -148,3 +153,156 @@ def test_accuracy_refuses_bad_arguments_in_one_line(
     assert len(lines) == 1
     assert message in lines[0]
     assert captured.err.endswith(lines[0] + "\n")
+
+
+# kernels.py: a forward of M rows takes 10 + M seconds, reading the weights 5, a multiply-accumulate 1/100
+
+WORK = ForwardWork(num_bytes=1000, macs_per_row=60)
+OWN_RATE = 64 * 60 / 74
+RATES = {"speculative": 30.0, "target_only": 20.0, "llamacpp": 25.0}
+
+
+def kernel_samples() -> dict[tuple[object, ...], list[float]]:
+    """Three rounds, of which the second is slow; llama.cpp is quicker with one row repacked, with five plain."""
+    seconds: dict[tuple[object, ...], float] = {("pilotfish", "draft"): 3.0, ("pilotfish", "prefill"): 80.0}
+    for length, row_counts in kernels.ROW_COUNTS.items():
+        for rows in row_counts:
+            seconds["pilotfish", length, rows] = 10.0 + rows
+            seconds["repacked", length, rows] = 16.5 * rows
+            seconds["plain", length, rows] = 27.0 + rows
+    seconds |= {("repacked", "prefill"): 60.0, ("plain", "prefill"): 40.0}
+    return {what: [took, 50 * took, took] for what, took in seconds.items()}
+
+
+def kernel_limits() -> dict[tuple[int, int], list[MachineLimits]]:
+    keys = [(length, rows) for length, row_counts in kernels.ROW_COUNTS.items() for rows in row_counts]
+    return {key: [MachineLimits(200.0, 100.0), MachineLimits(4.0, 2.0), MachineLimits(200.0, 100.0)] for key in keys}
+
+
+def test_kernels_summary_holds_forwards_against_the_floor_and_against_the_better_llama_cpp() -> None:
+    report = kernels.summarise(WORK, kernel_limits(), kernel_samples(), RATES, ["repacked", "plain"])
+    for rows in kernels.ROW_COUNTS[64]:
+        assert report["floor_ratio"][rows] == pytest.approx((10 + rows) / max(5, rows * 60 / OWN_RATE))
+        assert report["t_ratio"][rows] == (10 + rows) / 11
+    assert report["floor_ratio"][64] == pytest.approx(1), "the arithmetic of the floor is our own with 64 rows"
+    assert report["peak_share_64"] == pytest.approx(OWN_RATE / 100)
+    assert report["decode_vs_llamacpp"] == 16.5 / 11
+    assert report["verify5_vs_llamacpp"] == 32 / 15
+    assert report["prefill_vs_llamacpp"] == 40 / 80
+    assert report["speculative_vs_llamacpp"] == 30 / 25
+    assert (report["bandwidth_bytes_per_second"], report["integer_peak_macs_per_second"]) == (200, 100)
+    assert (report["weight_bytes"], report["macs_per_row"]) == (1000, 60)
+    assert (report["draft_step_ms"], report["prefill_ms"]) == (3000, 80000)
+    assert report["t_ms"][2048] == {1: 11000, 5: 15000}
+    assert report["llamacpp_t_ms"]["plain"][64][5] == 32000
+
+
+def test_kernels_floor_goes_by_the_bandwidth_of_the_moment() -> None:
+    samples, limits = kernel_samples(), kernel_limits()
+    samples["pilotfish", 64, 1] = [10.0, 10.0, 80.0]
+    limits[64, 1] = [MachineLimits(1000 / floor, 100.0) for floor in (5, 10, 20)]
+    assert kernels.summarise(WORK, limits, samples, RATES, [])["floor_ratio"][1] == 2
+
+
+def test_kernels_summary_compares_with_nobody_where_llama_cpp_is_missing() -> None:
+    report = kernels.summarise(WORK, kernel_limits(), kernel_samples(), RATES, [])
+    assert [name for name, value in report.items() if value is None] == [
+        "decode_vs_llamacpp", "verify5_vs_llamacpp", "prefill_vs_llamacpp", "speculative_vs_llamacpp"
+    ]  # fmt: skip
+    assert "T/floor" in kernels.table({"backend": "native", "rounds": 3} | report)
+
+
+def test_kernels_measures_all_forwards_beside_the_limits_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(tick=1.0)
+    monkeypatch.setattr(kernels, "WithLimits", partial(WithLimits, clock=clock))
+    monkeypatch.setattr(kernels, "Turns", partial(kernels.Turns, sleep=lambda seconds: None))
+    stopwatch = SimpleNamespace(forward=lambda rows: 10.0 + rows, prefill=lambda tokens: 80.0, draft_step=lambda: 3.0)
+    pair = SimpleNamespace(
+        model=SimpleNamespace(num_weight_bytes=1000, config=SimpleNamespace(macs_per_row=60)),
+        stopwatches=dict.fromkeys(kernels.ROW_COUNTS, stopwatch),
+        draft_stopwatch=stopwatch,
+        decode_rate=lambda proposal_length: 30.0 if proposal_length else 20.0,
+        peer_decode_rate=lambda peer: peer.rate,
+    )
+    peers = {
+        "repacked": SimpleNamespace(call=lambda method, rows, length=0: 16.0, rate=1.0),
+        "plain": SimpleNamespace(call=lambda method, rows, length=0: 12.0 + rows, rate=25.0),
+    }
+    probe = SimpleNamespace(read=lambda: 200, multiply=lambda iterations: 100)
+    report = kernels.measure_interleaved(pair, probe, peers, 2)
+    samples = {what: [took] for what, (took, *_) in kernel_samples().items()}
+    alone = kernels.summarise(WORK, {key: taken[:1] for key, taken in kernel_limits().items()}, samples, RATES, [])
+    assert {name: report[name] for name in ("floor_ratio", "t_ms", "draft_step_ms", "prefill_ms", "peak_share_64")} == {
+        name: alone[name] for name in ("floor_ratio", "t_ms", "draft_step_ms", "prefill_ms", "peak_share_64")
+    }
+    assert report["decode_tokens_per_second"] == RATES, "llama.cpp's with what is quicker with one row"
+    assert report["decode_vs_llamacpp"] == 13 / 11
+    assert report["prefill_vs_llamacpp"] == 16 / 80
+
+
+def test_kernels_lets_threads_sleep_and_wakes_others_only_when_the_party_changes() -> None:
+    events: list[object] = []
+    turns = kernels.Turns(sleep=lambda seconds: events.append("sleep"))
+
+    def take(party: str) -> None:
+        took = turns.take(party, lambda: events.append(f"wake {party}"), lambda: events.append(party) or 7.0)
+        assert took == 7.0
+
+    for party in ("ours", "ours", "theirs", "theirs", "ours"):
+        take(party)
+    changed = [["sleep", f"wake {party}", party] for party in ("ours", "theirs", "ours")]
+    assert events == [*changed[0], "ours", *changed[1], "theirs", *changed[2]]
+
+
+class FakeExtension:
+    """A function of 30 seconds, and a class whose objects have a method of 20."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        class Layer:
+            num_bytes = 5
+
+            def __init__(self, size: int) -> None:
+                self.size = size
+
+            def run(self, rows: int) -> int:
+                clock.now += 20
+                return self.size * rows
+
+        self.Layer = Layer
+        self._clock = clock
+
+    def embedding(self, layer: Any) -> Any:
+        self._clock.now += 30
+        return layer
+
+
+def test_kernels_adds_up_the_time_within_the_extension() -> None:
+    clock = FakeClock()
+    extension = FakeExtension(clock)
+    timed = kernels.TimedKernels(extension, clock)
+    layer = timed.Layer(3)
+    assert (layer.num_bytes, layer.run(2)) == (5, 6)
+    clock.now += 1000
+    assert isinstance(timed.embedding(layer), extension.Layer), "the extension sees its own objects"
+    assert (timed.seconds, timed.calls) == (50, 3)
+    timed.reset()
+    assert (timed.seconds, timed.calls) == (0, 0)
+    layer.run(1)
+    assert (timed.seconds, timed.calls) == (20, 1)
+
+
+def test_kernels_share_outside_is_the_median_step_less_what_timing_costs() -> None:
+    """Each look at the clock takes a second: timing adds one to what a call is said to take, and two in all."""
+    clock = FakeClock(tick=1.0)
+    assert kernels.timing_costs(clock) == pytest.approx((1, 2), abs=1e-3)
+    timed = kernels.TimedKernels(FakeExtension(clock), clock)
+    steps = iter(range(1000))
+
+    def step() -> float:
+        start = clock()
+        for _ in range(4):
+            timed.embedding(None)
+        clock.now += 5000 if next(steps) == 3 else 39
+        return clock() - start  # which takes one more outside
+
+    assert kernels.outside_share(timed, step) == pytest.approx(40 / 160, abs=1e-4)

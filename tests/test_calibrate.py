@@ -133,7 +133,7 @@ def test_a_floor_ratio_goes_by_the_limits_of_each_moment() -> None:
     limits = [MachineLimits(1000 / slowness, 60 / slowness) for slowness in (1, 2, 4)]
     assert floor_ratio(work, 1, [1.5, 3, 6], limits) == 1.5
     assert floor_ratio(work, 4, [6, 12, 24], limits) == 1.5
-    assert floor_ratio(work, 1, [9, 4, 4], limits) == 2, "the median"
+    assert floor_ratio(work, 1, [2, 2, 16], limits) == 2, "the median of ratios, not the ratio of medians"
     with pytest.raises(ValueError, match="longer"):
         floor_ratio(work, 1, [1, 2], limits)
 

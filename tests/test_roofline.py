@@ -178,22 +178,11 @@ def test_contexts_must_hold_the_measurement() -> None:
 # The command
 
 
-class TickingClock:
-    """Every look at it takes a millisecond."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1e-3
-        return self.now
-
-
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Tiny models, a fake clock and a fake probe: all else is what a user runs."""
     monkeypatch.setenv("PILOTFISH_THREADS", "1")
-    clock = TickingClock()
+    clock = FakeClock(tick=1e-3)
     monkeypatch.setattr(roofline, "measure", partial(measure, clock=clock))
     monkeypatch.setattr(roofline, "machine_probe", lambda backend: CountingProbe(FakeClock()))
     target = write_tiny_model(tmp_path / "target.gguf")
