@@ -118,7 +118,7 @@ def render(found: Roofline) -> Iterator[RenderableType]:
     yield _steps(measured.target_steps, measured.draft_step)
     yield Text()
     yield _speedups(found)
-    if not measured.is_steady:
+    if not found.is_steady:
         yield Text(
             "\nNot steady: the samples of some steps spread by more than 15 % of their median. Either something else "
             "runs on this machine or its speed changes; measure again when it is idle, or with more --rounds.",
