@@ -190,7 +190,7 @@ def _speedups(found: Roofline) -> Table:
 
 
 def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(title, justify="right")
     return table
