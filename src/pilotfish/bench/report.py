@@ -48,7 +48,7 @@ def _render(artifact: Artifact) -> str:
     width = max(1, len(artifact.arms))
     return environment.from_string(files("pilotfish.bench").joinpath("report.html.j2").read_text("utf-8")).render(
         artifact=artifact,
-        best=max(artifact.comparisons, key=lambda comparison: comparison.overall.ratio, default=None),
+        best=statistics.best(artifact.comparisons, artifact.arms),
         table=[_row(artifact, summary) for summary in summaries],
         max_residual_share=MAX_RESIDUAL_SHARE,
         plots=draw_plots(artifact, summaries),
