@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_fie
 from pilotfish.errors import ArtifactError
 
 RESULT_FILE = "result.json"
+OWN_SYSTEM = "pilotfish"
 _LIST_OF_NUMBERS = re.compile(r"\[\n[\d\s,]+\]")  # no string is meant: a line break is \n in one
 VerdictKind = Literal["pays", "does not pay", "cannot tell"]
 
@@ -45,7 +46,7 @@ class Arm(Part):
     """A way to run the models. `baseline` is the arm it is compared with, None for one that is itself a baseline."""
 
     name: str
-    system: str = "pilotfish"
+    system: str = OWN_SYSTEM
     system_version: str
     proposal_length: int = Field(ge=0)
     baseline: str | None = None

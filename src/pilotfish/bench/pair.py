@@ -12,7 +12,7 @@ from typing import Literal
 import pilotfish
 from pilotfish.bench.artifact import Arm, Artifact, Mismatch, ModelFile, Prompt, Settings
 from pilotfish.bench.process import fresh_process
-from pilotfish.bench.runner import Measurement, Progress, Turn
+from pilotfish.bench.runner import Measurement, Progress, Start, Turn
 from pilotfish.bench.worker import CLOCK, WARM_UP, Event, Task
 from pilotfish.errors import BenchmarkError, OptionError
 
@@ -49,8 +49,11 @@ def measure_pair(
     save: Callable[[Artifact], None],
     report: Callable[[Progress], None],
     launch: Launch = fresh_process,
+    others: Sequence[tuple[Arm, Start]] = (),
 ) -> Artifact:
-    """Runs the measurement; see `Measurement.run`. Raises `ModelNotFoundError` and `BenchmarkError`."""
+    """Runs the measurement; see `Measurement.run`. `others` are arms of other systems, each with what starts it.
+
+    Raises `ModelNotFoundError` and `BenchmarkError`."""
     version = pilotfish.__version__
     arms = [Arm(name=TARGET_ONLY, system_version=version, proposal_length=0)] + [
         Arm(name=f"k={length}", system_version=version, proposal_length=length, baseline=TARGET_ONLY)
@@ -60,6 +63,8 @@ def measure_pair(
     roles: list[tuple[Literal["target", "draft"], str]] = [("target", options.model)]
     if options.draft_model is not None and len(arms) > 1:
         roles.append(("draft", options.draft_model))
+
+    starts_of_others = {arm.name: start for arm, start in others}
 
     def task(arm: Arm, round: int, place: int, **more: object) -> Task:
         return Task.model_validate(
@@ -78,7 +83,8 @@ def measure_pair(
         )
 
     def start(turn: Turn) -> AbstractContextManager[Iterator[Event]]:
-        return launch(task(turn.arm, turn.round, turn.place), SEED)
+        start_other = starts_of_others.get(turn.arm.name)
+        return start_other(turn) if start_other else launch(task(turn.arm, turn.round, turn.place), SEED)
 
     def explain(mismatch: Mismatch, common_token_ids: Sequence[int]) -> Mismatch:
         prompts = [prompt for prompt in options.prompts if prompt.id == mismatch.prompt_id]
@@ -90,7 +96,7 @@ def measure_pair(
         return explained
 
     measurement = Measurement(
-        arms,
+        [*arms, *(arm for arm, _ in others)],
         options.prompts,
         [describe_model(role, name) for role, name in roles],
         Settings(

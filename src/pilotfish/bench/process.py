@@ -1,4 +1,4 @@
-"""Fresh processes for `pilotfish.bench.worker`, which die with the measurement."""
+"""Fresh processes for `pilotfish.bench.worker` and its like, which die with the measurement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
@@ -15,14 +15,16 @@ from pydantic import ValidationError
 from pilotfish.bench.worker import Event, Task
 from pilotfish.errors import BenchmarkError
 
+OWN_WORKER = (sys.executable, "-m", "pilotfish.bench.worker")
+
 
 @contextmanager
-def fresh_process(task: Task, seed: int) -> Iterator[Iterator[Event]]:
+def fresh_process(task: Task, seed: int, command: Sequence[str] = OWN_WORKER) -> Iterator[Iterator[Event]]:
     """The events of a process of its own that runs `task`, which is ended at the latest when the context is left.
 
-    The iterator raises `BenchmarkError` where the process fails or says something else.
+    `command` starts what reads the task from stdin and writes events to stdout. The iterator raises `BenchmarkError`
+    where the process fails or says something else.
     """
-    command = [sys.executable, "-m", "pilotfish.bench.worker"]
     environment = os.environ | {"PYTHONHASHSEED": str(seed)}
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(

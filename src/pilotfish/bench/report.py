@@ -46,7 +46,7 @@ def _render(artifact: Artifact) -> str:
     width = max(1, len(artifact.arms))
     return environment.from_string(files("pilotfish.bench").joinpath("report.html.j2").read_text("utf-8")).render(
         artifact=artifact,
-        best=max(artifact.comparisons, key=lambda comparison: comparison.overall.ratio, default=None),
+        best=statistics.best(artifact.comparisons, artifact.arms),
         table=[_row(artifact, summary) for summary in summaries],
         confidence=statistics.CONFIDENCE,
         max_residual_share=MAX_RESIDUAL_SHARE,

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 
 from pilotfish.bench import statistics
 from pilotfish.bench.artifact import (
+    OWN_SYSTEM,
     Answer,
     Arm,
     Artifact,
@@ -54,7 +55,7 @@ Explain = Callable[[Mismatch, Sequence[int]], Mismatch]
 
 
 class Measurement:
-    """One run over all rounds. An arm without a baseline comes before those that are compared with it."""
+    """One run over all rounds."""
 
     def __init__(
         self,
@@ -84,6 +85,8 @@ class Measurement:
         turns = [(number, index) for number, row in enumerate(rounds) for index in row]
         self._turns = [Turn(arms[index], number, place) for place, (number, index) in enumerate(turns)]
         self._samples: list[Sample] = []
+        self._waiting: list[Sample] = []
+        """To be held against a baseline."""
         self._mismatches: list[Mismatch] = []
         self._host: Host | None = None
         self._seconds: dict[str, list[float]] = {}
@@ -97,11 +100,11 @@ class Measurement:
             for turn in self._turns:
                 sample = self._take(turn)
                 self._samples.append(sample)
-                found = self._first_mismatch(turn.arm, sample)
-                if found is not None:
-                    self._mismatches.append(found)
+                self._waiting.append(sample)
+                found = self._new_mismatches()
+                self._mismatches += found
                 self._save(self.artifact)
-                if found is not None and turn.arm.system == "pilotfish":
+                if any(self._arm(mismatch.arm).system == OWN_SYSTEM for mismatch in found):
                     break
         except KeyboardInterrupt:
             self._save(self.artifact)
@@ -113,7 +116,7 @@ class Measurement:
         parted = {mismatch.arm for mismatch in self._mismatches}
         sampled = {sample.arm for sample in self._samples}
         compared = [arm for arm in self._arms if arm.name in sampled and arm.baseline in sampled]
-        own = [arm.name for arm in compared if arm.system == "pilotfish"]
+        own = [arm.name for arm in compared if arm.system == OWN_SYSTEM]
         comparisons = [
             statistics.compare(arm, self._samples, self._prompts, arm.name not in parted, self._settings)
             for arm in compared
@@ -171,14 +174,31 @@ class Measurement:
             Progress(turn, len(self._turns), stage, len(answers), len(self._prompts), seconds_left=seconds_left)
         )
 
-    def _first_mismatch(self, arm: Arm, sample: Sample) -> Mismatch | None:
-        """The first place where a sample differs from its baseline's first one; of a baseline, from its own first."""
-        reference = next(s for s in self._samples if s.arm == (arm.baseline or arm.name))
+    def _new_mismatches(self) -> list[Mismatch]:
+        """Of samples not looked at before. A sample waits for its baseline's first one; one mismatch an arm will do."""
+        waiting, self._waiting = self._waiting, []
+        parted = {mismatch.arm for mismatch in self._mismatches}
+        mismatches = []
+        for sample in waiting:
+            baseline = self._arm(sample.arm).baseline or sample.arm
+            reference = next((other for other in self._samples if other.arm == baseline), None)
+            if reference is None:
+                self._waiting.append(sample)
+            elif sample.arm not in parted and (found := self._first_mismatch(sample, reference)) is not None:
+                parted.add(sample.arm)
+                mismatches.append(found)
+        return mismatches
+
+    def _arm(self, name: str) -> Arm:
+        return next(arm for arm in self._arms if arm.name == name)
+
+    def _first_mismatch(self, sample: Sample, reference: Sample) -> Mismatch | None:
+        """The first place where a sample differs from another."""
         for expected, found in zip(reference.answers, sample.answers, strict=True):
             position = _parting(expected.token_ids, found.token_ids)
             if position is not None:
                 mismatch = Mismatch(
-                    arm=arm.name,
+                    arm=sample.arm,
                     baseline=reference.arm,
                     prompt_id=found.prompt_id,
                     position=position,

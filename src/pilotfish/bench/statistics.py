@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from pilotfish.bench.artifact import Arm, Comparison, Interval, Prompt, Sample, Settings, VerdictKind
+from pilotfish.bench.artifact import OWN_SYSTEM, Arm, Comparison, Interval, Prompt, Sample, Settings, VerdictKind
 
 CONFIDENCE = 0.95
 MAX_HALF_WIDTH = 0.10
@@ -119,14 +119,26 @@ def judge(
     )
 
 
+def own(comparisons: Sequence[Comparison], arms: Sequence[Arm]) -> list[Comparison]:
+    """Those of pilotfish's arms, which the verdict is about."""
+    names = {arm.name for arm in arms if arm.system == OWN_SYSTEM}
+    return [comparison for comparison in comparisons if comparison.arm in names]
+
+
+def best(comparisons: Sequence[Comparison], arms: Sequence[Arm]) -> Comparison | None:
+    """The one of pilotfish's with the highest ratio."""
+    return max(own(comparisons, arms), key=lambda comparison: comparison.overall.ratio, default=None)
+
+
 def headline(comparisons: Sequence[Comparison], arms: Sequence[Arm]) -> str:
-    """One sentence: the verdict on the arm with the highest ratio, and which of how many that is."""
-    if not comparisons:
+    """One sentence: the verdict on the best arm, and of how many it is the best."""
+    found = best(comparisons, arms)
+    if found is None:
         return "cannot tell: nothing was compared with target-only"
-    best = max(comparisons, key=lambda comparison: comparison.overall.ratio)
-    length = next(arm.proposal_length for arm in arms if arm.name == best.arm)
-    of_many = f", the best of {len(comparisons)}" if len(comparisons) > 1 else ""
-    return sentence(best, f" at proposal length {length}{of_many}")
+    length = next(arm.proposal_length for arm in arms if arm.name == found.arm)
+    number = len(own(comparisons, arms))
+    of_many = f", the best of {number}" if number > 1 else ""
+    return sentence(found, f" at proposal length {length}{of_many}")
 
 
 def sentence(comparison: Comparison, where: str = "") -> str:

@@ -93,15 +93,19 @@ class RecordingDrafter:
         self._drafter.release(request_id)
 
 
+def measure_bandwidth(threads: int | None, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Bytes per second of the best of a few passes over memory, which is free again afterwards."""
+    probe = calibrate.machine_probe(calibrate.native_backend(threads))
+    return max(calibrate.read_bandwidth(probe, clock) for _ in range(_BANDWIDTH_PASSES))
+
+
 def take_sample(task: Task, emit: Emit, clock: Callable[[], float] = time.perf_counter) -> None:
     """Answers the prompts of `task` in this process. The last event is the sample, with the host."""
     backend = calibrate.native_backend(task.threads)
     started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     load_before = host.load_average()
     emit(Event(kind="stage", text="measuring the bandwidth"))
-    probe = calibrate.machine_probe(backend)
-    bandwidth = max(calibrate.read_bandwidth(probe, clock) for _ in range(_BANDWIDTH_PASSES))
-    del probe  # before the models need the memory
+    bandwidth = measure_bandwidth(task.threads, clock)
     host.reset_peak_memory()
     emit(Event(kind="stage", text="loading"))
     start = clock()

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pilotfish.bench.aggregates import MAX_RESIDUAL_SHARE, ArmSummary, summarise
-from pilotfish.bench.artifact import Artifact, Mismatch, TokenChoice
+from pilotfish.bench.artifact import Artifact, Host, Mismatch, TokenChoice
 from pilotfish.bench.compare import differences, same_machine
 from pilotfish.bench.statistics import show
 from pilotfish.cli.terminal import printable
@@ -21,6 +21,16 @@ _STYLES = {"pays": "bold green", "does not pay": "bold red", "cannot tell": "bol
 def print_artifact(artifact: Artifact) -> None:
     """Verdict, arms, classes of prompts, and what it was measured on."""
     _print(_artifact(artifact))
+
+
+def host_line(host: Host) -> str:
+    """What a measurement ran on, in one line."""
+    versions = ", ".join(f"{name} {version}" for name, version in host.versions.items())
+    return (
+        f"{host.cpu}, {host.num_cores} cores, {host.memory_bytes / 2**30:.0f} GiB, {host.instruction_set}, "
+        f"{host.num_threads} threads, {host.operating_system}; {versions}"
+        + (f"; commit {host.commit}" if host.commit else "")
+    )
 
 
 def print_comparison(first: Artifact, second: Artifact) -> None:
@@ -58,7 +68,7 @@ def _notices(artifact: Artifact) -> Iterator[Text]:
     for mismatch in artifact.mismatches:
         yield Text(printable(_describe(mismatch)), style="red")
     if artifact.identical:
-        yield Text("identical: every arm put out the same tokens as target-only")
+        yield Text("identical: every arm of pilotfish put out the same tokens as target-only")
 
 
 def _describe(mismatch: Mismatch) -> str:
@@ -118,12 +128,7 @@ def _conditions(artifact: Artifact) -> Iterator[Text]:
         yield _dim(f"{model.role}: {model.file_name}, sha256 {model.sha256}")
     host = artifact.host
     if host is not None:
-        versions = ", ".join(f"{name} {version}" for name, version in host.versions.items())
-        yield _dim(
-            f"{host.cpu}, {host.num_cores} cores, {host.memory_bytes / 2**30:.0f} GiB, {host.instruction_set}, "
-            f"{host.num_threads} threads, {host.operating_system}; {versions}"
-            + (f"; commit {host.commit}" if host.commit else "")
-        )
+        yield _dim(host_line(host))
     for name, drift in artifact.baseline_drift.items():
         bandwidths = [s.bandwidth_bytes_per_second for s in artifact.samples if s.bandwidth_bytes_per_second]
         memory = f"; memory read at {min(bandwidths) / 1e9:.0f}–{max(bandwidths) / 1e9:.0f} GB/s" if bandwidths else ""
