@@ -7,18 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from bench_artifacts import make_arm, make_artifact, make_sample, prompts_of_classes
-from command_line import Outcome
+from command_line import Outcome, Stream
 from tiny_models import tiny_config, write_tiny_model
 
 from pilotfish.bench import pair
 from pilotfish.bench.artifact import Artifact, Margin, Mismatch, TokenChoice, load_artifact
 from pilotfish.bench.compare import differences, same_machine
+from pilotfish.bench.runner import Progress, Turn
+from pilotfish.cli.progress import BenchProgress
 
 START = "from pilotfish.cli.main import main; main()"
 Run = Callable[..., Outcome]
@@ -77,6 +80,111 @@ def test_show_explains_a_mismatch_and_spells_out_control_characters(cli: Run, tm
     assert "k=4 differs from target-only: prompt 1, output token 3: 7 (" in text
     assert "became 8 (' b')" in text
     assert "0.25 apart" in text
+
+
+def hostile_artifact() -> Artifact:
+    """Names with rich's markup, line breaks and a change of direction, in all places where a user may put them."""
+    text = "[/code]\n[easy]\t\u202e"
+    artifact = plain_artifact()
+    prompts = prompts_of_classes(text, "chat")
+    arms = [make_arm("target-only", 0), make_arm(text, 4)]
+    samples = [
+        sample.model_copy(update={"arm": text if sample.arm == "k=4" else sample.arm}) for sample in artifact.samples
+    ]
+    models = [artifact.models[0].model_copy(update={"file_name": f"m{text}.gguf"})]
+    return make_artifact(arms, prompts, samples, models=models, created_at=text, verdict=f"pays: {text}")
+
+
+def test_names_are_shown_as_they_are_and_keep_to_their_line(cli: Run, tmp_path: Path) -> None:
+    for name, artifact in (("a", hostile_artifact()), ("b", plain_artifact())):
+        (tmp_path / name).mkdir()
+        artifact.save(tmp_path / name)
+    shown = r"[/code]\n[easy]\t\u202e"
+    outcome = cli("bench", "show", "a")
+    assert (outcome.status, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert lines[0] == f"pays: {shown}"
+    assert [line.split()[0] for line in lines if line.startswith(shown)] == [shown] * 2  # an arm, a class
+    assert sum(line.endswith(shown) for line in lines) == 2  # the verdict, and an arm above its ratios
+    outcome = cli("bench", "compare", "a", "b")
+    assert (outcome.status, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert lines[0] == f"A, {shown}: pays: {shown}"
+    (models,) = [line for line in lines if line.startswith("target model")]
+    assert f"m{shown}.gguf (sha256" in models
+    assert "\u202e" not in outcome.out
+
+
+def test_no_sentence_or_table_is_broken_in_a_pipe(cli: Run, tmp_path: Path) -> None:
+    verdict = "cannot tell: " + "for one reason and another " * 20 + "in the end"
+    plain_artifact(verdict=verdict).save(tmp_path)
+    assert cli("bench", "show", str(tmp_path)).out.splitlines()[0] == verdict
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX pipes")
+def test_reader_that_has_left_is_no_difference(surroundings: None, tmp_path: Path) -> None:
+    plain_artifact().save(tmp_path)
+    for arguments in (("show", str(tmp_path)), ("compare", str(tmp_path), str(tmp_path))):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "wb") as gone:
+            command = [sys.executable, "-c", START, "bench", *arguments]
+            done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def progress_of(num_answers: int, stage: str) -> Progress:
+    turn = Turn(make_arm("k=4", 4), round=1, place=3)
+    return Progress(turn, num_turns=8, stage=stage, num_answers=num_answers, num_prompts=12, seconds_left=90.0)
+
+
+def test_progress_says_what_is_true_and_is_drawn_only_when_something_happens(
+    surroundings: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setattr(sys, "stderr", err := Stream(terminal=True))
+    threads = threading.active_count()
+    with BenchProgress() as progress:
+        assert threading.active_count() == threads  # nobody to draw in between
+        progress(progress_of(0, "loading"))
+        assert "sample 4 of 8, round 2: k=4, loading" in err.text()
+        progress(progress_of(3, "edit"))
+        assert "sample 4 of 8, round 2: k=4, 3 of 12 prompts answered" in err.text()
+        assert "0:01:30 left" in err.text()
+        assert "edit" not in err.text()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX pipes")
+@pytest.mark.parametrize("terminal", [True, False])
+def test_measurement_goes_on_where_stderr_is_gone(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as gone:
+        monkeypatch.setattr(gone, "isatty", lambda: terminal)
+        monkeypatch.setattr(sys, "stderr", gone)
+        with BenchProgress() as progress:
+            for num_answers in range(3):
+                progress(progress_of(num_answers, "loading"))
+        print("what is said afterwards goes nowhere", file=sys.stderr, flush=True)
+
+
+def test_compare_holds_rates_side_by_side_only_where_they_did_the_same_work(cli: Run, tmp_path: Path) -> None:
+    first = plain_artifact()
+    assert first.host is not None
+    others = {
+        "same": {},
+        "machine": {"host": first.host.model_copy(update={"machine_id": "other"})},
+        "prompts": {"prompts": [prompt.model_copy(update={"user": "Another."}) for prompt in first.prompts]},
+        "models": {"models": [first.models[0].model_copy(update={"sha256": "1" * 64})]},
+        "max_tokens": {"settings": first.settings.model_copy(update={"max_tokens": 99})},
+    }
+    first.save(tmp_path)
+    for name, change in others.items():
+        (tmp_path / name).mkdir()
+        first.model_copy(update=change).save(tmp_path / name)
+        out = cli("bench", "compare", ".", name).out
+        quotients = [line.split()[-1] for line in out.splitlines() if line.startswith(("target-only ", "k=4 "))]
+        assert quotients == ["1.00" if name == "same" else "–"] * 2, name
 
 
 def test_compare_says_whether_it_is_the_same_machine_and_what_differs(cli: Run, tmp_path: Path) -> None:

@@ -614,6 +614,15 @@ def test_a_closed_pipe_ends_quietly(models: Models) -> None:
         process.stderr.close()
 
 
+@POSIX
+def test_tables_for_a_reader_that_has_left_end_quietly(surroundings: None) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone, child("models", stdout=gone, stderr=subprocess.PIPE) as process:
+        assert process.communicate(timeout=60) == (None, b"")
+    assert process.returncode == 0
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_one_line(models: Models) -> None:
     for options in ((), ("--json",)):

@@ -16,6 +16,11 @@ def same_machine(first: Artifact, second: Artifact) -> bool | None:
     return first.host.machine_id == second.host.machine_id
 
 
+def same_work(first: Artifact, second: Artifact) -> bool:
+    """Whether the same models answered the same prompts, with as many tokens at most."""
+    return _work(first) == _work(second)
+
+
 def differences(first: Artifact, second: Artifact) -> list[tuple[str, str, str]]:
     """What the two runs did not have in common: a name, and its value in each."""
     values, others = dict(_conditions(first)), dict(_conditions(second))
@@ -39,6 +44,11 @@ def _conditions(artifact: Artifact) -> Iterator[tuple[str, str]]:
     yield "prompts", _prompts(artifact)
     yield "max_tokens", str(artifact.settings.max_tokens)
     yield "repeats", str(artifact.settings.repeats)
+
+
+def _work(artifact: Artifact) -> tuple[object, ...]:
+    models = {model.role: model.sha256 for model in artifact.models}
+    return models, [prompt.messages for prompt in artifact.prompts], artifact.settings.max_tokens
 
 
 def _prompts(artifact: Artifact) -> str:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from pilotfish.bench.aggregates import MAX_RESIDUAL_SHARE, ArmSummary, summarise
 from pilotfish.bench.artifact import Artifact, Host, Mismatch, TokenChoice
-from pilotfish.bench.compare import differences, same_machine
+from pilotfish.bench.compare import differences, same_machine, same_work
 from pilotfish.bench.statistics import show
-from pilotfish.cli.terminal import printable
+from pilotfish.cli.terminal import UNBROKEN, one_line, print_parts
 
 _STYLES = {"pays": "bold green", "does not pay": "bold red", "cannot tell": "bold yellow"}
 
 
 def print_artifact(artifact: Artifact) -> None:
     """Verdict, arms, classes of prompts, and what it was measured on."""
-    _print(_artifact(artifact))
+    print_parts(_artifact(artifact), UNBROKEN)
 
 
 def host_line(host: Host) -> str:
@@ -34,14 +33,7 @@ def host_line(host: Host) -> str:
 
 
 def print_comparison(first: Artifact, second: Artifact) -> None:
-    _print(_comparison(first, second))
-
-
-def _print(parts: Iterator[RenderableType]) -> None:
-    # In a file or a pipe no table is squeezed.
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    for part in parts:
-        console.print(part)
+    print_parts(_comparison(first, second), UNBROKEN)
 
 
 def _artifact(artifact: Artifact) -> Iterator[RenderableType]:
@@ -59,14 +51,14 @@ def _artifact(artifact: Artifact) -> Iterator[RenderableType]:
 
 def _verdict(artifact: Artifact) -> Text:
     kind = artifact.verdict.partition(":")[0]
-    return Text(printable(artifact.verdict), style=_STYLES.get(kind, ""))
+    return Text(one_line(artifact.verdict), style=_STYLES.get(kind, ""))
 
 
 def _notices(artifact: Artifact) -> Iterator[Text]:
     if not artifact.complete:
         yield Text(f"incomplete: {len(artifact.samples)} of {len(artifact.order)} samples", style="yellow")
     for mismatch in artifact.mismatches:
-        yield Text(printable(_describe(mismatch)), style="red")
+        yield Text(one_line(_describe(mismatch)), style="red")
     if artifact.identical:
         yield Text("identical: every arm of pilotfish put out the same tokens as target-only")
 
@@ -96,8 +88,9 @@ def _arms(artifact: Artifact, summaries: list[ArmSummary]) -> Table:
     comparisons = {comparison.arm: comparison for comparison in artifact.comparisons}
     for summary in summaries:
         comparison = comparisons.get(summary.arm)
-        table.add_row(
-            printable(summary.arm),
+        _add_row(
+            table,
+            summary.arm,
             show(comparison.overall) if comparison else "1",
             f"{summary.end_to_end.tokens_per_second:.1f}",
             _number(summary.decode_tokens_per_second, ".1f"),
@@ -111,9 +104,9 @@ def _arms(artifact: Artifact, summaries: list[ArmSummary]) -> Table:
 
 
 def _classes(artifact: Artifact) -> Table:
-    table = _table("prompts", *(printable(comparison.arm) for comparison in artifact.comparisons))
+    table = _table("prompts", *(comparison.arm for comparison in artifact.comparisons))
     for name in artifact.comparisons[0].classes:
-        table.add_row(printable(name), *(show(comparison.classes[name]) for comparison in artifact.comparisons))
+        _add_row(table, name, *(show(comparison.classes[name]) for comparison in artifact.comparisons))
     return table
 
 
@@ -140,7 +133,7 @@ def _conditions(artifact: Artifact) -> Iterator[Text]:
 
 def _comparison(first: Artifact, second: Artifact) -> Iterator[RenderableType]:
     for name, artifact in (("A", first), ("B", second)):
-        yield Text(f"{name}, {artifact.created_at}: ") + _verdict(artifact)
+        yield Text(one_line(f"{name}, {artifact.created_at}: ")) + _verdict(artifact)
     same = same_machine(first, second)
     if same is None:
         yield Text("one of them has no samples, so that its machine is not known")
@@ -149,14 +142,16 @@ def _comparison(first: Artifact, second: Artifact) -> Iterator[RenderableType]:
     else:
         yield Text("different machines: rates say nothing about the software, and only ratios can be compared")
     yield Text()
+    comparable = same and same_work(first, second)
     table = _table("arm", "ratio in A", "ratio in B", "tokens/s in A", "tokens/s in B", "B over A")
     rows = [{summary.arm: summary for summary in summarise(artifact)} for artifact in (first, second)]
     ratios = [{c.arm: show(c.overall) for c in artifact.comparisons} for artifact in (first, second)]
     for arm in dict.fromkeys([*rows[0], *rows[1]]):
         rates = [row[arm].end_to_end.tokens_per_second if arm in row else None for row in rows]
-        quotient = rates[1] / rates[0] if rates[0] and rates[1] else None
-        table.add_row(
-            printable(arm),
+        quotient = rates[1] / rates[0] if comparable and rates[0] and rates[1] else None
+        _add_row(
+            table,
+            arm,
             *(ratio.get(arm, "–") for ratio in ratios),
             *(_number(value, ".1f") for value in rates),
             _number(quotient, ".2f"),
@@ -169,7 +164,7 @@ def _comparison(first: Artifact, second: Artifact) -> Iterator[RenderableType]:
         return
     table = _table("differs", "A", "B", justify="left")
     for row in rows_of_differences:
-        table.add_row(*map(printable, row))
+        _add_row(table, *row)
     yield table
 
 
@@ -178,12 +173,17 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _dim(text: str) -> Text:
-    return Text(printable(text), style="dim")
+    return Text(one_line(text), style="dim")
+
+
+def _add_row(table: Table, *cells: str) -> None:
+    # Not as strings, which rich would read as its markup.
+    table.add_row(*(Text(one_line(cell)) for cell in cells))
 
 
 def _table(first: str, *titles: str, justify: str = "right") -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column(first)
+    table.add_column(Text(one_line(first)))
     for title in titles:
-        table.add_column(title, justify="left" if justify == "left" or title == "verdict" else "right")
+        table.add_column(Text(one_line(title)), justify="left" if justify == "left" or title == "verdict" else "right")
     return table

@@ -16,7 +16,7 @@ from pilotfish.cli.generate import GenerateOptions, run_generate
 from pilotfish.cli.models import print_models
 from pilotfish.cli.options import EXIT_INTERRUPTED, WholeNumber
 from pilotfish.cli.progress import PullProgress
-from pilotfish.cli.terminal import printable
+from pilotfish.cli.terminal import discard, printable
 from pilotfish.config import MAX_THREADS
 from pilotfish.errors import PilotfishError
 
@@ -148,10 +148,10 @@ def main() -> NoReturn:
         status = _say("pilotfish: interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader has left (`| head`): it has all it wanted.
-        _discard_stdout()
+        discard(sys.stdout)
         status = 0
     except OSError as error:
-        _discard_stdout()
+        discard(sys.stdout)
         status = _fail(f"{error.filename or 'cannot write the output'}: {error.strerror or error}")
     sys.exit(status)
 
@@ -172,11 +172,6 @@ def _prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
     # A model may say anything: what the terminal's encoding lacks must not end the answer.
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-
-
-def _discard_stdout() -> None:
-    """Keeps the interpreter's last flush from failing once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str) -> int:

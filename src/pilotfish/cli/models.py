@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
-from rich.console import Console
 from rich.table import Table
 
 from pilotfish import catalog
+from pilotfish.cli.terminal import UNBROKEN, print_parts
 
 
 def print_models() -> None:
@@ -28,5 +26,4 @@ def print_models() -> None:
             "yes" if catalog.locate(entry) else "no",
             entry.description + (f" ({roles[name]})" if name in roles else ""),
         )
-    console = Console() if sys.stdout.isatty() else Console(width=10_000)
-    console.print(table)
+    print_parts([table], UNBROKEN)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from pilotfish.cli.options import WholeNumber
 from pilotfish.cli.pair import choose_pair, fetch
-from pilotfish.cli.terminal import ProgressLine, printable
+from pilotfish.cli.terminal import ProgressLine, one_line, print_parts
 from pilotfish.config import MAX_THREADS
 
 if TYPE_CHECKING:
@@ -104,13 +103,14 @@ def run_roofline(options: RooflineOptions) -> None:
     if options.json:
         print(json.dumps(dataclasses.asdict(found)), flush=True)
         return
-    console = Console() if sys.stdout.isatty() else Console(width=100)
-    for part in render(found):
-        console.print(part)
+    print_parts(render(found), width=100)
 
 
 def render(found: Roofline) -> Iterator[RenderableType]:
     """What a person wants to see: the machine, each step against its floor, and what the curve allows."""
+    # It imports torch, which the options need not wait for.
+    from pilotfish.bench.roofline import STEADY_SPREAD
+
     measured = found.measurements
     yield Text(f"{found.backend}, {found.context_length} tokens of context, medians of {found.rounds} rounds\n")
     yield _machine(found)
@@ -120,8 +120,9 @@ def render(found: Roofline) -> Iterator[RenderableType]:
     yield _speedups(found)
     if not found.is_steady:
         yield Text(
-            "\nNot steady: the samples of some steps spread by more than 15 % of their median. Either something else "
-            "runs on this machine or its speed changes; measure again when it is idle, or with more --rounds.",
+            f"\nNot steady: the samples of some steps spread by more than {STEADY_SPREAD:.0%} of their median. Either "
+            "something else runs on this machine or its speed changes; measure again when it is idle, or with more "
+            "--rounds.",
             style="bold",
         )
     guesses = "draft steps" if measured.draft_step else "guesses that cost nothing (no draft model was named)"
@@ -147,7 +148,7 @@ def _machine(found: Roofline) -> Table:
     ):
         if name is not None and step is not None:
             work = f"{step.num_bytes / 1e6:,.0f} MB and {step.num_macs / 1e9:.2f} billion multiply-accumulates a row"
-            table.add_row(role, Text(f"{printable(name)}: {work}"))
+            table.add_row(role, Text(f"{one_line(name)}: {work}"))
     return table
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable
 from types import TracebackType
+from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.status import Status
 from rich.text import Text
@@ -15,6 +18,11 @@ from pilotfish.types import TextEvent, TokenKind
 # Bold as well, since red and green alone look alike to many.
 _COLOURS: dict[TokenKind, str] = {"accepted": "32", "recovered": "1;31", "bonus": "36", "plain": ""}
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+UNBROKEN = 10_000
+"""A width in which no line is broken and no table squeezed."""
+# Line and paragraph separators, and what turns the direction of the text about it.
+_LINE_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
+_LINE_CONTROLS |= {ord("\n"): "\\n", ord("\t"): "\\t"}
 
 
 def printable(text: str) -> str:
@@ -24,6 +32,30 @@ def printable(text: str) -> str:
     write to the clipboard. As `gh` and `less` do, a terminal is shown them; a pipe or a file gets the very bytes.
     """
     return text.translate(_CONTROLS)
+
+
+def one_line(text: str) -> str:
+    """`printable` for names and other texts that get one line: no part of them starts another or runs backwards."""
+    return printable(text).translate(_LINE_CONTROLS)
+
+
+class OutputConsole(Console):
+    """A console whose reader may leave (`| head`): a `BrokenPipeError` says so, where rich ends with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # rich calls it where it handles the error
+
+
+def print_parts(parts: Iterable[RenderableType], width: int) -> None:
+    """Prints to stdout: as wide as a terminal is, or `width` columns where it is none."""
+    console = OutputConsole() if sys.stdout.isatty() else OutputConsole(width=width)
+    for part in parts:
+        console.print(part)
+
+
+def discard(stream: TextIO) -> None:
+    """Sends all that is still written to `stream`, the interpreter's last flush included, nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def paint(text: str, kind: TokenKind) -> str:
@@ -94,7 +126,7 @@ class ProgressLine:
     def show(self, what: str) -> None:
         if self._live is not None:
             self._live.start()
-            self._live.update(Text(printable(what), no_wrap=True, overflow="ellipsis"), refresh=True)
+            self._live.update(Text(one_line(what), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def __enter__(self) -> ProgressLine:
         return self
