@@ -81,6 +81,11 @@ def test_phases_are_for_100_tokens_and_the_residual_is_a_share() -> None:
     assert summary.worst_residual_share == 0.25 / 4
 
 
+def test_phases_of_no_length_have_no_residual_share() -> None:
+    (summary,) = summarise(with_answers([answer(0, 8, 1, phases=Phases(**dict.fromkeys(Phases.model_fields, 0.0)))]))
+    assert summary.residual_share is None
+
+
 def test_decode_rate_is_over_the_answers_that_tell() -> None:
     told = [answer(0, 5, 3, prefill_seconds=1), answer(1, 9, 2, prefill_seconds=1), answer(2, 1, 1, prefill_seconds=1)]
     (summary,) = summarise(with_answers(told))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from doubles import FakeClock
 from tiny_models import tiny_config, write_tiny_model
 
 import pilotfish
@@ -29,17 +30,6 @@ from pilotfish.errors import ArtifactError, BenchmarkError, OptionError
 from pilotfish.types import VerifyOutcome
 
 SCHEMA = Path(pilotfish.__file__).parent / "bench/result.schema.json"
-
-
-class FakeClock:
-    """Each look at it takes a millisecond."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.001
-        return self.now
 
 
 class InThisProcess:
@@ -59,7 +49,7 @@ class InThisProcess:
         if task.mismatch is not None:
             worker.explain_mismatch(task, events.append)
         else:
-            worker.take_sample(task, events.append, FakeClock())
+            worker.take_sample(task, events.append, FakeClock(tick=1e-3))
         try:
             yield (Event.model_validate_json(event.model_dump_json()) for event in events)
         finally:
@@ -320,7 +310,8 @@ def test_options_that_cannot_be_honoured(models, changes, message: str) -> None:
 PROMPT_FILES = [
     ('[{"user": "a"}, {"user": "b", "class": "x", "id": "y", "system": "s"}]', [("1", "all"), ("y", "x")]),
     ('{"user": "a"}\n\n{"user": "b"}\n', [("1", "all"), ("2", "all")]),
-    ('\ufeff[{"user": "a", "note": 1}]', [("1", "all")]),
+    ('\ufeff[{"user": "a"}]', [("1", "all")]),
+    ('{"user": "a\u2028b"}\r\n{"user": "c\u0085d"}', [("1", "all"), ("2", "all")]),
 ]
 
 
@@ -341,6 +332,8 @@ def test_prompt_files(tmp_path: Path, text: str, expected: list[tuple[str, str]]
         (b'[{"user": "a"},\n{"user": }]', "line 2: neither"),
         (b'[{"id": "a"}]', "prompt 1: user: Field required"),
         (b'[{"user": "a"}, {"user": 7}]', "prompt 2: user: .*string"),
+        (b'{"user": "a", "sytem": "s"}', "prompt 1: sytem: Extra inputs are not permitted"),
+        (b'{"user": "a", "prompt_class": "s"}', "prompt 1: prompt_class: Extra inputs are not permitted"),
         (b'[{"user": " "}]', "prompt 1 is empty"),
         (b'[{"user": "a", "id": "x"}, {"user": "b", "id": "x"}]', "two prompts have the id 'x'"),
         (b"\xff\xfe", "not UTF-8"),

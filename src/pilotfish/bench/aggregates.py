@@ -6,8 +6,10 @@ The report and the terminal summary both show these. What a system does not tell
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean
 
 import numpy as np
@@ -53,7 +55,6 @@ class ArmSummary:
     """An arm over all of its samples, at least one."""
 
     arm: str
-    num_samples: int
     end_to_end: Rate
     """The geometric mean over prompts, and over rounds, as in the comparison."""
     classes: dict[str, Rate]
@@ -97,7 +98,6 @@ def _summarise(arm: str, samples: Sequence[Sample], artifact: Artifact) -> ArmSu
     phases = _phases_per_100_tokens(answers)
     return ArmSummary(
         arm=arm,
-        num_samples=len(samples),
         end_to_end=_rate([rate(sample) for sample in samples], seed),
         classes={name: _rate([rate(sample, ids) for sample in samples], seed) for name, ids in by_class.items()},
         decode_tokens_per_second=math.exp(fmean(map(math.log, decode_rates))) if decode_rates else None,
@@ -107,7 +107,7 @@ def _summarise(arm: str, samples: Sequence[Sample], artifact: Artifact) -> ArmSu
         mean_acceptance_length=_share(sum(tokens for tokens, _ in stepped), num_steps),
         positions=positions,
         phases_per_100_tokens=phases,
-        residual_share=None if phases is None else phases.other_seconds / sum(phases.model_dump().values()),
+        residual_share=None if phases is None else _share(phases.other_seconds, sum(phases.model_dump().values())),
         worst_residual_share=max(residuals, default=None),
         peak_memory_bytes=max(sample.peak_memory_bytes for sample in samples),
     )
@@ -121,14 +121,18 @@ def _rate(rates: Sequence[float], seed: int) -> Rate:
 def _positions(answers: Sequence[Answer]) -> list[PositionAcceptance]:
     proposed = [length for answer in answers for length in answer.proposal_lengths or ()]
     accepted = [length for answer in answers for length in answer.accepted_lengths or ()]
+    longest = max(proposed, default=0)
+    counts = zip(_num_reaching(proposed, longest), _num_reaching(accepted, longest), strict=True)
     return [
-        PositionAcceptance(
-            position=position,
-            num_drafted=sum(length >= position for length in proposed),
-            num_accepted=sum(length >= position for length in accepted),
-        )
-        for position in range(1, max(proposed, default=0) + 1)
+        PositionAcceptance(position=position, num_drafted=num_drafted, num_accepted=num_accepted)
+        for position, (num_drafted, num_accepted) in enumerate(counts, 1)
     ]
+
+
+def _num_reaching(lengths: Sequence[int], longest: int) -> list[int]:
+    """How many of the lengths reach 1, 2, …, `longest`."""
+    counts = Counter(lengths)
+    return list(accumulate(counts[position] for position in range(longest, 0, -1)))[::-1]
 
 
 def _phases_per_100_tokens(answers: Sequence[Answer]) -> Phases | None:

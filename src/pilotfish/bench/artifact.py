@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+from operator import gt
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
 
+from pilotfish.bench.bounds import Count, DraftLength, Name, NumBytes, Seconds
 from pilotfish.errors import ArtifactError
 
 RESULT_FILE = "result.json"
@@ -29,12 +31,12 @@ class Part(BaseModel):
 
 
 class Prompt(Part):
-    id: str = Field(min_length=1)
-    prompt_class: str = Field(alias="class", min_length=1)
+    id: Name = Field(min_length=1)
+    prompt_class: Name = Field(alias="class", min_length=1)
     user: str = Field(min_length=1)
     system: str | None = None
 
-    model_config = ConfigDict(frozen=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+    model_config = ConfigDict(extra="forbid", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -70,21 +72,30 @@ class Phases(Part):
 class Answer(Part):
     """One prompt's answer. Without `phases` and proposals where the system does not tell."""
 
-    prompt_id: str
-    num_prompt_tokens: int
-    token_ids: list[int] = Field(min_length=1)
-    finish_reason: str
-    end_to_end_seconds: float = Field(gt=0)
+    prompt_id: Name
+    num_prompt_tokens: Count
+    token_ids: list[Count] = Field(min_length=1)
+    finish_reason: Name
+    end_to_end_seconds: float = Field(ge=1e-9, le=1e9)
     """From before the prompt is encoded until the last token is out."""
-    prefill_seconds: float | None = None
+    prefill_seconds: Seconds | None = None
     """The part until the first token is out."""
-    num_steps: int | None = None
+    num_steps: Count | None = None
     """Target forwards after the prompt's last chunk; those with a draft are verification calls."""
-    proposal_lengths: list[int] | None = None
+    proposal_lengths: list[DraftLength] | None = None
     """Drafted tokens, for each verification call."""
-    accepted_lengths: list[int] | None = None
+    accepted_lengths: list[DraftLength] | None = None
     """Accepted tokens (the bonus not counted), for each verification call."""
     phases: Phases | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Answer:
+        proposed, accepted = self.proposal_lengths or [], self.accepted_lengths or []
+        if len(accepted) != len(proposed) or any(map(gt, accepted, proposed)):
+            raise ValueError("the accepted lengths do not fit the proposal lengths")
+        if self.phases is not None and any(abs(seconds) > 1e9 for seconds in self.phases.model_dump().values()):
+            raise ValueError("a phase is longer than can be")
+        return self
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -123,31 +134,31 @@ class Answer(Part):
 class Sample(Part):
     """One fresh process: an arm answers every prompt once, after a warm-up that is not counted."""
 
-    arm: str
-    round: int
+    arm: Name
+    round: Count
     """From 0."""
-    place: int
+    place: Count
     """In the order of all processes, from 0."""
-    process_id: int
-    started_at: str
-    bandwidth_bytes_per_second: float | None = None
+    process_id: Count
+    started_at: Name
+    bandwidth_bytes_per_second: float | None = Field(default=None, ge=0, le=1e18)
     """Read from memory before the sample, all threads together."""
-    load_average_before: float
-    load_average_after: float
-    load_seconds: float
+    load_average_before: float = Field(ge=0, le=1e9)
+    load_average_after: float = Field(ge=0, le=1e9)
+    load_seconds: Seconds
     """Opening the models."""
-    peak_memory_bytes: int
+    peak_memory_bytes: NumBytes
     """The most memory resident in the process, from when it opened the models."""
-    answers: list[Answer]
+    answers: list[Answer] = Field(min_length=1)
 
 
 class ModelFile(Part):
     role: Literal["target", "draft"]
-    name: str
+    name: Name
     """As given."""
-    file_name: str
-    num_bytes: int
-    sha256: str
+    file_name: Name
+    num_bytes: NumBytes
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class Host(Part):
@@ -156,11 +167,11 @@ class Host(Part):
     machine_id: str
     cpu: str
     instruction_set: str
-    num_logical_cpus: int
-    num_cores: int
+    num_logical_cpus: Count
+    num_cores: Count
     """Physical ones that the process may use."""
-    num_threads: int
-    memory_bytes: int
+    num_threads: Count
+    memory_bytes: NumBytes
     operating_system: str
     versions: dict[str, str]
     commit: str | None
@@ -170,14 +181,14 @@ class Host(Part):
 class Settings(Part):
     """What every arm had in common."""
 
-    max_tokens: int
-    repeats: int
-    seed: int
-    threads: int | None
+    max_tokens: Count
+    repeats: Count
+    seed: Count
+    threads: Count | None
     """As asked for; `Host.num_threads` is what ran."""
-    temperature: float = 0.0
-    warm_up: str
-    clock: str
+    temperature: float = Field(default=0.0, ge=0)
+    warm_up: Name
+    clock: Name
     """What a measured answer spans, and how its end is known."""
 
 

@@ -55,7 +55,7 @@ def _parse(text: str, source: str) -> list[Prompt]:
 
 
 def _entries(text: str, source: str) -> list[object]:
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     is_list = text.lstrip().startswith("[")
     pieces = [(1, text)] if is_list else lines
     entries: list[object] = []
