@@ -252,15 +252,11 @@ def test_difference_ends_with_status_1(
     assert "k=4 differs from target-only" in outcome.out
 
 
-def workers(*options: str) -> set[str]:
-    """The ids of the living worker processes that `ps` lists with some options."""
-    listed = subprocess.run(["ps", *(options or ("-e",)), "-o", "pid=,args="], capture_output=True, text=True, check=False)
-    lines = listed.stdout.splitlines()
-    return {line.split()[0] for line in lines if "pilotfish.bench.worker" in line}
-
-
-def workers_of(parent: int) -> set[str]:
-    return workers("--ppid", str(parent))
+def workers() -> dict[int, int]:
+    """The living worker processes on this machine, each with its parent."""
+    listed = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines() if "pilotfish.bench.worker" in line]
+    return {int(process): int(parent) for process, parent, _ in rows}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
@@ -272,25 +268,30 @@ def test_ctrl_c_keeps_the_finished_samples_and_leaves_no_process(models: tuple[s
     process = subprocess.Popen(
         [sys.executable, "-c", code, "bench", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    seen: set[str] = set()
+    stopped: list[int] = []
     try:
-        while not ((out / "result.json").exists() and seen) and process.poll() is None:
-            seen |= workers_of(process.pid)
+        while not (out / "result.json").exists() and process.poll() is None:
             time.sleep(0.05)
-        seen |= workers_of(process.pid)
+        while not stopped and process.poll() is None:
+            stopped = [worker for worker, parent in workers().items() if parent == process.pid]
+        for worker in stopped:
+            os.kill(worker, signal.SIGSTOP)  # a worker that nobody ends does not end by itself
         process.send_signal(signal.SIGINT)
         said, told = process.communicate(timeout=120)
+        left = [worker for worker in stopped if worker in workers()]
+        for worker in left:
+            os.kill(worker, signal.SIGKILL)
     finally:
         process.kill()
     assert process.returncode == 130
+    assert stopped
+    assert left == []
     artifact = load_artifact(out)
     assert not artifact.complete
     assert len(artifact.samples) >= 1
     assert f"interrupted: {len(artifact.samples)} of 100 samples are finished" in told
     assert "incomplete" in said
     assert (out / "report.html").exists()
-    assert seen, "no worker was seen: this test sees none that lives on"
-    assert not seen & workers()
 
 
 @pytest.mark.parametrize(
