@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Outcome
+from command_line import Outcome, Stream
 from doubles import FakeClock, TimedModel
 from tiny_models import tiny_config, tiny_metadata, write_tiny_model
 from torch import Tensor
@@ -17,6 +19,7 @@ import pilotfish
 from pilotfish import _kernels
 from pilotfish.bench import roofline
 from pilotfish.bench.roofline import AllowedSpeedup, Measurements, allowed_speedup, measure, run_roofline, step_cost
+from pilotfish.cli.main import main
 from pilotfish.errors import OptionError, PairMismatchError
 from pilotfish.model.calibrate import ForwardWork, MachineLimits
 from pilotfish.ops.reference import argmax
@@ -235,8 +238,24 @@ def test_an_unsteady_machine_is_said(
     cli: Callable[..., Outcome], pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "Not steady" not in cli("bench", "roofline", *pair).out
-    monkeypatch.setattr(roofline, "STEADY_SPREAD", -1.0)
-    assert "Not steady" in cli("bench", "roofline", *pair).out
+    monkeypatch.setattr(roofline, "STEADY_SPREAD", -0.07)
+    shown = " ".join(cli("bench", "roofline", *pair).out.split())
+    assert "Not steady: the samples of some steps spread by more than -7% of their median." in shown
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX pipes")
+def test_a_reader_that_has_left_ends_it_quietly(
+    surroundings: None, pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "argv", ["pilotfish", "bench", "roofline", *pair])
+    monkeypatch.setattr(sys, "stderr", err := Stream())
+    with os.fdopen(writer, "w", encoding="utf-8") as gone, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", gone)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert (ended.value.code, err.text()) == (0, "")
 
 
 def test_progress_is_for_terminals(cli: Callable[..., Outcome], pair: tuple[str, ...]) -> None:
