@@ -60,7 +60,7 @@ class PullProgress:
 class BenchProgress:
     """Where a measurement is: arm, sample, prompts, time left. Where stderr is no terminal, one line for each sample.
 
-    Between two events nothing runs, which would take time from what is being measured. A measurement goes on where
+    Between two events nothing runs that would take time from what is being measured. A measurement goes on where
     stderr cannot be written to any more.
     """
 
