@@ -17,8 +17,9 @@ from command_line import Outcome
 from tiny_models import tiny_config, write_tiny_model
 
 from pilotfish.bench import pair
-from pilotfish.bench.artifact import Artifact, Margin, Mismatch, TokenChoice, load_artifact
+from pilotfish.bench.artifact import Artifact, Margin, Mismatch, TokenChoice
 from pilotfish.bench.compare import differences, same_machine
+from pilotfish.bench.reading import load_artifact
 
 START = "from pilotfish.cli.main import main; main()"
 Run = Callable[..., Outcome]
@@ -138,7 +139,12 @@ def test_difference_ends_with_status_1(
         arm="k=4", baseline="target-only", prompt_id="0", position=0, expected=None, found=None, margin=None
     )
     different = plain_artifact(mismatches=[mismatch], identical=False)
-    monkeypatch.setattr(pair, "measure_pair", lambda *_: different)
+
+    def measure(options: pair.PairOptions, save: Callable[[Artifact], None], report: object) -> Artifact:
+        save(different)
+        return different
+
+    monkeypatch.setattr(pair, "measure_pair", measure)
     outcome = cli("bench", *models, "--out", str(tmp_path / "out"))
     assert outcome.status == 1
     assert "k=4 differs from target-only" in outcome.out
@@ -154,7 +160,8 @@ def test_ctrl_c_keeps_the_finished_samples_and_leaves_no_process(models: tuple[s
         [sys.executable, "-c", code, "bench", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        while not (out / "result.json").exists() and process.poll() is None:
+        result = out / "result.json"
+        while not (result.exists() and result.stat().st_size) and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         said, told = process.communicate(timeout=120)

@@ -21,10 +21,11 @@ from test_bench_runner import SCHEMA, InThisProcess
 from tiny_models import tiny_config, write_tiny_model
 
 import pilotfish
-from pilotfish.bench.artifact import Artifact, load_artifact
+from pilotfish.bench.artifact import Artifact
 from pilotfish.bench.order import balanced_order
 from pilotfish.bench.pair import measure_pair
 from pilotfish.bench.prompts import default_prompts
+from pilotfish.bench.reading import load_artifact
 
 BENCHMARKS = Path(peers.__file__).parent
 
