@@ -7,16 +7,13 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import peer_environment
-import peer_table
-import peers
 import pytest
 from bench_artifacts import make_arm, make_artifact, make_sample, prompts_of_classes
-from peer_environment import Installed, Peer, PeerUnavailableError, install
 from test_bench_runner import SCHEMA, InThisProcess
 from tiny_models import tiny_config, write_tiny_model
 
@@ -26,12 +23,17 @@ from pilotfish.bench.order import balanced_order
 from pilotfish.bench.pair import measure_pair
 from pilotfish.bench.prompts import default_prompts
 
-BENCHMARKS = Path(peers.__file__).parent
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+peers, peer_environment, peer_table = map(import_module, ("peers", "peer_environment", "peer_table"))
+sys.path.remove(str(BENCHMARKS))  # or transformers would take kernels.py for a package that it knows by that name
+Installed, Peer, PeerUnavailableError = peers.Installed, peers.Peer, peers.PeerUnavailableError
+install, WORKERS = peer_environment.install, peer_environment.WORKERS
 
 # Answers with the prompt's last ids and the thread count; speculative twice as quick, with another end for prompt "b".
 FAKE_PEER = """
 import os, sys
-sys.path.insert(0, {benchmarks!r})
+sys.path.insert(0, {workers!r})
 import peer_worker
 
 class Fake:
@@ -71,7 +73,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def fake(tmp_path: Path) -> Peer:
     script = tmp_path / "fake_peer.py"
-    script.write_text(FAKE_PEER.format(benchmarks=str(BENCHMARKS)))
+    script.write_text(FAKE_PEER.format(workers=str(WORKERS)))
     return Peer("Fake", "fake-package", ["fake-package==1"], str(script), 3, {"run": "as it likes", "draft": "k = 3"})
 
 
@@ -248,7 +250,7 @@ def test_peer_is_installed_and_models_are_prepared_once(fake: Peer, models, tmp_
 
     found = installed()
     assert found.version == "9.9"
-    assert found.command == [str(tmp_path / "peers/Fake/venv/bin/python"), fake.script]
+    assert found.command == [str(tmp_path / "peers/fake/venv/bin/python"), fake.script]
     assert (found.models_folder / "made").exists()
     assert commands.commands[1][-1] == "fake-package==1"
     assert commands.take() == ["venv", "pip", "prepare"]
@@ -339,7 +341,7 @@ def test_llama_server_is_asked_greedily_and_without_its_caches(
         eos_token_ids=[6],
         models_folder="",
     )
-    with peers.peer_process(task, [sys.executable, str(BENCHMARKS / "llama_server_peer.py")]) as events:
+    with peers.peer_process(task, [sys.executable, str(WORKERS / "llama_server_peer.py")]) as events:
         sample = next(event.sample for event in events if event.sample is not None)
     (answer,) = sample.answers
     assert (answer.token_ids, answer.finish_reason, answer.prefill_seconds) == ([5, 6], "stop", 1e-6)
