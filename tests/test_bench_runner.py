@@ -147,6 +147,9 @@ def test_answers_are_those_of_generate_and_their_numbers_add_up(models) -> None:
             pairs = zip(answer.accepted_lengths, answer.proposal_lengths, strict=True)
             assert all(0 <= accepted <= length for accepted, length in pairs)
             num_accepted += sum(answer.accepted_lengths)
+            assert sum(answer.accepted_by_position) == sum(answer.accepted_lengths)
+            assert len(answer.accepted_by_position) == max(answer.proposal_lengths, default=0)
+            assert answer.accepted_by_position == sorted(answer.accepted_by_position, reverse=True)
             # Each step gives one token of the target's own, and the prompt's last chunk one more.
             assert len(answer.token_ids) == 1 + answer.num_steps + sum(answer.accepted_lengths)
             phases = answer.phases

@@ -63,7 +63,8 @@ def test_a_step_is_held_against_reading_or_arithmetic_whichever_takes_longer() -
     limits = [MachineLimits(100.0, 20.0)] * 3
     one = step_cost(work, 1, [20.0, 40.0, 16.0], limits)
     assert (one.seconds, one.floor_seconds, one.floor_share, one.bound_by) == (20, 10, 0.5, "memory")
-    assert (one.num_bytes, one.num_macs, one.samples) == (1000, 60, [20, 40, 16])
+    assert (one.num_bytes, one.num_macs) == (1000, 60)
+    assert (one.samples, one.floor_samples) == ([20, 40, 16], [10, 10, 10])
     assert one.spread == (30 - 18) / 20
     many = step_cost(work, 10, [40.0] * 3, limits)
     assert (many.num_macs, many.floor_seconds, many.floor_share, many.bound_by) == (600, 30, 0.75, "arithmetic")
@@ -199,7 +200,8 @@ def test_one_json_object_holds_everything(cli: Callable[..., Outcome], pair: tup
     assert found["backend"] == f"native ({_kernels.instruction_sets()[0]}, 1 threads)"
     steps = found["measurements"]["target_steps"]
     assert [step["num_rows"] for step in steps] == list(ROWS)
-    assert all(len(step["samples"]) == 2 for step in steps)
+    assert all(len(step["samples"]) == len(step["floor_samples"]) == 2 for step in steps)
+    assert found["is_steady"] is True
     assert all(step["num_bytes"] > 0 for step in (*steps, found["measurements"]["draft_step"]))
     assert [speedup["token_acceptance"] for speedup in found["speedups"]] == [0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]
     # All forwards take one tick here: 31 guesses cost 32 forwards, so only few pay.
@@ -239,7 +241,8 @@ def test_an_unsteady_machine_is_said(
 
 def test_progress_is_for_terminals(cli: Callable[..., Outcome], pair: tuple[str, ...]) -> None:
     outcome = cli("bench", "roofline", *pair, terminal="err")
-    assert "measuring, 97% done: T(1)" in outcome.err
+    for what in ("loading", "measuring, 0% done: T(1)", "measuring, 50% done: T(7)"):
+        assert what in outcome.err
     assert outcome.err.count("\x1b[?25l") == outcome.err.count("\x1b[?25h") > 0
 
 

@@ -106,6 +106,15 @@ class Answer(Part):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
+    def accepted_by_position(self) -> list[int] | None:
+        """Verification calls that accepted the draft's first token, its second, …, up to the longest draft."""
+        if self.proposal_lengths is None or self.accepted_lengths is None:
+            return None
+        positions = range(1, max(self.proposal_lengths, default=0) + 1)
+        return [sum(length >= position for length in self.accepted_lengths) for position in positions]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def residual_share(self) -> float | None:
         """The share of `end_to_end_seconds` that no phase accounts for."""
         return None if self.phases is None else self.phases.other_seconds / self.end_to_end_seconds

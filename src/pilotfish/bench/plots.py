@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from pilotfish.bench import statistics
 from pilotfish.bench.aggregates import ArmSummary, Rate, show_rate
 from pilotfish.bench.artifact import Artifact, Interval
+from pilotfish.bench.statistics import CONFIDENCE
 from pilotfish.bench.svg import INK, draw_svg
 
 # Each has a contrast of at least 3 with the page's light and with its dark ground; most are Okabe and Ito's.
@@ -26,7 +27,7 @@ _MARKERS = "os^DvPX*p"  # one more than colours, so that pairs do not repeat aft
 _PHASES = {
     "draft_seconds": ("draft model", COLOURS[2], "////"),
     "target_seconds": ("target model", COLOURS[1], ""),
-    "verification_seconds": ("verification", COLOURS[3], "...."),
+    "verification_seconds": ("verification", COLOURS[3], "----"),
     "cache_maintenance_seconds": ("cache maintenance", COLOURS[4], "xxxx"),
     "other_seconds": ("other", COLOURS[0], "||||"),
 }
@@ -79,9 +80,10 @@ def _rates(summaries: Sequence[ArmSummary], looks: Mapping[str, Look]) -> Plot:
     }
     caption = (
         "Tokens per second from prompt in to last token out, for all prompts and for each class of prompts: the "
-        "geometric mean over prompts and rounds, with its 95 % bootstrap interval over rounds. Further right is faster."
+        f"geometric mean over prompts and rounds, with its {CONFIDENCE:.0%} bootstrap interval over rounds. Further "
+        "right is faster."
     )
-    rows = ["all", *classes]
+    rows = ["all", *classes] if summaries else []
     return _dots("rates", "Speed by class of prompts", "tokens/s, end to end", caption, rows, series, looks)
 
 
@@ -89,16 +91,18 @@ def _ratios(artifact: Artifact, looks: Mapping[str, Look]) -> Plot:
     by_prompt = len(artifact.prompts) <= _MAX_ROWS
     what = "prompt" if by_prompt else "class"
     compared = artifact.comparisons
-    rows = list(dict.fromkeys(name for c in compared for name in (c.prompts if by_prompt else c.classes)))
+    names = list(dict.fromkeys(name for c in compared for name in (c.prompts if by_prompt else c.classes)))
     series: dict[str, list[Bounds]] = {
-        c.arm: [c.overall, *((c.prompts if by_prompt else c.classes)[name] for name in rows)] for c in compared
+        c.arm: [c.overall, *((c.prompts if by_prompt else c.classes)[name] for name in names)] for c in compared
     }
     caption = (
         f"Each arm's end-to-end tokens per second over its baseline's in the same round, for each {what} and over all, "
-        "with the 95 % bootstrap interval over rounds. Right of the line at 1 the arm is faster than its baseline."
+        f"with the {CONFIDENCE:.0%} bootstrap interval over rounds. Right of the line at 1 the arm is faster "
+        "than its baseline."
     )
     title = f"Paired ratio by {what}"
-    return _dots("ratios", title, "ratio to the baseline (×)", caption, ["all", *rows], series, looks, reference=1.0)
+    rows = ["all", *names] if compared else []
+    return _dots("ratios", title, "ratio to the baseline (×)", caption, rows, series, looks, reference=1.0)
 
 
 def _dots(
@@ -215,7 +219,7 @@ def _samples(artifact: Artifact, looks: Mapping[str, Look]) -> Plot:
         "Every process in the order in which they ran: its tokens per second, the geometric mean over prompts, and the "
         "memory bandwidth read just before it. Lines that rise or fall mean that the machine drifted."
     )
-    if not bandwidths:
+    if samples and not bandwidths:
         caption += " No bandwidth was measured."
 
     def draw(figure: Figure) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import median
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from pilotfish.bench import statistics
 from pilotfish.bench.aggregates import MAX_RESIDUAL_SHARE, ArmSummary, show_rate, summarise
@@ -16,22 +15,21 @@ from pilotfish.bench.artifact import Artifact, Comparison, TokenChoice
 from pilotfish.bench.plots import draw_plots
 
 REPORT_FILE = "report.html"
-_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+# No place in HTML, whatever a model or a user wrote.
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
 
 
 def write_report(artifact: Artifact, folder: Path) -> Path:
     """Writes `report.html` into the folder, whole or not at all, and returns its path."""
     path = folder / REPORT_FILE
     partial = path.with_suffix(".partial")
-    partial.write_text(_render(artifact), "utf-8", errors="replace")
+    partial.write_text(_render(artifact).translate(_CONTROLS), "utf-8", errors="replace")
     os.replace(partial, path)
     return path
 
 
 def _render(artifact: Artifact) -> str:
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_visible
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
         "rate": show_rate,
         "gib": lambda num_bytes: f"{num_bytes / 2**30:.2f} GiB",
@@ -50,16 +48,12 @@ def _render(artifact: Artifact) -> str:
         artifact=artifact,
         best=statistics.best(artifact.comparisons, artifact.arms),
         table=[_row(artifact, summary) for summary in summaries],
+        confidence=statistics.CONFIDENCE,
         max_residual_share=MAX_RESIDUAL_SHARE,
         plots=draw_plots(artifact, summaries),
         bandwidth=median(bandwidths) / 1e9 if bandwidths else None,
         rounds=[artifact.order[start : start + width] for start in range(0, len(artifact.order), width)],
     )
-
-
-def _visible(value: object) -> object:
-    """Text without control characters, which have no place in HTML."""
-    return value.translate(_CONTROLS) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _row(artifact: Artifact, summary: ArmSummary) -> tuple[ArmSummary, Comparison | None]:

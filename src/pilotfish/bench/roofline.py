@@ -57,7 +57,9 @@ class StepCost:
     spread: float
     """Between the quartiles of the samples, as a share of the median."""
     samples: Sequence[float]
-    """Seconds."""
+    """Seconds taken."""
+    floor_samples: Sequence[float]
+    """Seconds of the floor at the same moments."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ class Roofline:
     context_length: int
     """Tokens in the caches before each step."""
     rounds: int
+    is_steady: bool
+    """See `Measurements.is_steady`."""
     measurements: Measurements
     speedups: Sequence[AllowedSpeedup]
 
@@ -159,6 +163,7 @@ def run_roofline(
         draft_model=None if draft_model is None else str(draft_model),
         context_length=context_length,
         rounds=rounds,
+        is_steady=found.is_steady,
         measurements=found,
         speedups=[allowed_speedup(acceptance, seconds, draft_seconds) for acceptance in TOKEN_ACCEPTANCES],
     )
@@ -210,14 +215,13 @@ def measure(
 def step_cost(work: ForwardWork, num_rows: int, seconds: Sequence[float], limits: Sequence[MachineLimits]) -> StepCost:
     """The figures of one kind of step from its times, and from the limits of the same moments."""
     num_macs = num_rows * work.macs_per_row
+    floors = [work.floor_seconds(num_rows, limit.bytes_per_second, limit.macs_per_second) for limit in limits]
     return StepCost(
         num_rows=num_rows,
         num_bytes=work.num_bytes,
         num_macs=num_macs,
         seconds=median(seconds),
-        floor_seconds=median(
-            work.floor_seconds(num_rows, limit.bytes_per_second, limit.macs_per_second) for limit in limits
-        ),
+        floor_seconds=median(floors),
         floor_share=1 / floor_ratio(work, num_rows, seconds, limits),
         bound_by="memory"
         if work.num_bytes / median(limit.bytes_per_second for limit in limits)
@@ -225,6 +229,7 @@ def step_cost(work: ForwardWork, num_rows: int, seconds: Sequence[float], limits
         else "arithmetic",
         spread=_spread(seconds),
         samples=list(seconds),
+        floor_samples=floors,
     )
 
 

@@ -15,6 +15,7 @@ INK = "#010203"
 """Becomes the page's text colour."""
 _WIDTH = 4.2  # inches, of a phone, where the text then need not shrink
 _STYLE = {
+    "axes.axisbelow": True,
     "axes.edgecolor": INK,
     "axes.facecolor": "none",
     "axes.grid": True,
@@ -23,6 +24,7 @@ _STYLE = {
     "axes.spines.top": False,
     "figure.constrained_layout.use": True,
     "figure.facecolor": "none",
+    "font.sans-serif": ["DejaVu Sans"],  # what matplotlib measures with; the page sets its own, which is narrower
     "font.size": 9,
     "grid.alpha": 0.2,
     "grid.color": INK,

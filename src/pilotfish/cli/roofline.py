@@ -16,7 +16,7 @@ from rich.text import Text
 
 from pilotfish.cli.options import WholeNumber
 from pilotfish.cli.pair import choose_pair, fetch
-from pilotfish.cli.terminal import Waiting, printable
+from pilotfish.cli.terminal import ProgressLine, printable
 from pilotfish.config import MAX_THREADS
 
 if TYPE_CHECKING:
@@ -85,11 +85,11 @@ def roofline(**given: Any) -> None:
 def run_roofline(options: RooflineOptions) -> None:
     """Measures, with a line on stderr meanwhile where that is a terminal, and prints what was found."""
     target, draft = choose_pair(options.model, options.draft_model)
-    with Waiting() as waiting:
+    with ProgressLine() as line:
         for name in (target, draft):
             if name is not None:
                 fetch(name)
-        waiting.show("starting")
+        line.show("starting")
         # It imports torch, which the options need not wait for.
         from pilotfish.bench import roofline
 
@@ -99,7 +99,7 @@ def run_roofline(options: RooflineOptions) -> None:
             threads=options.threads,
             context_length=options.context_length,
             rounds=options.rounds,
-            progress=waiting.show,
+            progress=line.show,
         )
     if options.json:
         print(json.dumps(dataclasses.asdict(found)), flush=True)
@@ -118,7 +118,7 @@ def render(found: Roofline) -> Iterator[RenderableType]:
     yield _steps(measured.target_steps, measured.draft_step)
     yield Text()
     yield _speedups(found)
-    if not measured.is_steady:
+    if not found.is_steady:
         yield Text(
             "\nNot steady: the samples of some steps spread by more than 15 % of their median. Either something else "
             "runs on this machine or its speed changes; measure again when it is idle, or with more --rounds.",
@@ -190,7 +190,7 @@ def _speedups(found: Roofline) -> Table:
 
 
 def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(title, justify="right")
     return table

@@ -1,4 +1,4 @@
-"""What reaches the screen: the model's own text, a colour for each kind of token, and a spinner while nothing comes."""
+"""What reaches the screen: the model's own text, a colour for each kind of token, and what goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from types import TracebackType
 
 from rich.console import Console
+from rich.live import Live
 from rich.status import Status
 from rich.text import Text
 
@@ -78,6 +79,31 @@ class Waiting:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class ProgressLine:
+    """One line on stderr, drawn anew at each `show` and gone in the end. Nothing at all where stderr is no terminal.
+
+    Between two calls nothing runs, unlike with `Waiting`, whose spinner would take time from what is being measured.
+    """
+
+    def __init__(self) -> None:
+        is_terminal = sys.stderr.isatty()
+        self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True) if is_terminal else None
+
+    def show(self, what: str) -> None:
+        if self._live is not None:
+            self._live.start()
+            self._live.update(Text(printable(what), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
 
 
 def _shows_colours(console: Console) -> bool:
