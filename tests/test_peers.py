@@ -186,9 +186,10 @@ def test_table_compares_each_system_with_itself_and_with_pilotfish() -> None:
         make_arm("Other", 0, system="Other", system_version="7", settings={"run": "slow"}),
         make_arm("Other k=2", 2, system="Other", system_version="7", baseline="Other", settings={"run": "slow"}),
     ]
-    rates = {"target-only": [10, 40], "k=4": [20, 80], "Other": [5, 20], "Other k=2": [4, 16]}
+    rates = {"target-only": [10, 40], "k=4": [20, 80], "Other": [5, 20], "Other k=2": [15, 60]}
+    differs = ("Other k=2", 1)
     samples = [
-        make_sample(name, number, rates[name], place=4 * number + place)
+        make_sample(name, number, rates[name], 4 * number + place, num_tokens=7 if (name, number) == differs else 8)
         for number in range(2)
         for place, name in enumerate(rates)
     ]
@@ -196,8 +197,8 @@ def test_table_compares_each_system_with_itself_and_with_pilotfish() -> None:
     lines = peer_table.table(artifact, {"Absent": "no wheel"}).splitlines()
     own, other = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:4])
     assert own == ["pilotfish", "0", "20.0", "40.0 (k = 4)", "2.00× [2.00, 2.00]", "1", "1", "2/2", "1.1 / 1.1 GB"]
-    assert other[:5] == ["Other", "7", "10.0", "8.0 (k = 2)", "0.80× [0.80, 0.80]"]
-    assert other[5:7] == ["0.50× [0.50, 0.50]", "0.20× [0.20, 0.20]"]
+    assert other[:5] == ["Other", "7", "10.0", "30.0 (k = 2)", "3.00× [3.00, 3.00]"]
+    assert other[5:] == ["0.50× [0.50, 0.50]", "0.75× [0.75, 0.75]", "0/2", "1.1 / 1.1 GB"]
     assert "* Other: slow." in lines
     assert "* Absent was skipped: no wheel" in lines
     assert lines[-1].startswith("a CPU, 2 cores")
