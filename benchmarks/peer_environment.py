@@ -14,6 +14,8 @@ from pathlib import Path
 
 from pilotfish.errors import PilotfishError
 
+# Apart from our own scripts: transformers would take kernels.py for a package that it knows by that name.
+WORKERS = Path(__file__).with_name("peer_workers")
 _MARK = "done.json"
 
 
@@ -26,7 +28,7 @@ class Peer:
     """Whose version is the system's."""
     requirements: Sequence[str]
     script: str
-    """Beside this module; runs in the peer's environment."""
+    """In the folder of workers; runs in the peer's environment."""
     proposal_length: int
     settings: Mapping[str, str]
     """How it runs, in words."""
@@ -77,7 +79,7 @@ def install(
 
     Raises `PeerUnavailableError`.
     """
-    folder = folder.resolve() / peer.name
+    folder = folder.resolve() / peer.name.lower().replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "install.log"
     environment = folder / "venv"
@@ -91,7 +93,7 @@ def install(
         run(command, peer.variables, log)
         _finish(environment, wanted)
     version = run([str(python), "-c", f"import importlib.metadata as m; print(m.version({peer.package!r}))"], {}, log)
-    script = str(Path(__file__).parent / peer.script)
+    script = str(WORKERS / peer.script)
     sources = [f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in (target, draft)]
     models = folder / f"models-{hashlib.sha256(' '.join(sources).encode()).hexdigest()[:12]}"
     made_by = [*sources, version.strip(), Path(script).read_text("utf-8")]

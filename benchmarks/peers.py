@@ -21,7 +21,7 @@ from peer_environment import Installed, Peer, PeerUnavailableError, install
 from peer_table import table
 
 import pilotfish
-from pilotfish.bench.artifact import RESULT_FILE, Arm, Artifact
+from pilotfish.bench.artifact import Arm, Artifact, claim
 from pilotfish.bench.pair import SEED, PairOptions, measure_pair
 from pilotfish.bench.process import fresh_process
 from pilotfish.bench.prompts import default_prompts, read_prompts
@@ -181,8 +181,8 @@ def measure(
     installed, skipped = install_all(peers, environments, target, draft)
     tokenizer = Tokenizer.from_gguf_metadata(GGUFFile.open(target).metadata)
     others = [arm for found in installed for arm in arms_of(found, target, draft, options, tokenizer)]
-    with BenchProgress() as progress:
-        artifact = measure_pair(options, lambda so_far: so_far.save(out), progress, others=others)
+    with claim(out) as save, BenchProgress() as progress:
+        artifact = measure_pair(options, save, progress, others=others)
     if artifact.samples:
         write_report(artifact, out)
     return artifact, skipped
@@ -225,9 +225,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             threads=given.threads,
         )
         out = given.out or Path(datetime.now().strftime("peers-%Y%m%d-%H%M%S"))
-        if (out / RESULT_FILE).exists():
-            raise OptionError(f"{out} already holds a {RESULT_FILE}; give another --out")
-        out.mkdir(parents=True, exist_ok=True)
         chosen = [peer for peer in PEERS if given.peer is None or peer.name in given.peer]
         artifact, skipped = measure(options, chosen, given.environments, out)
     except PilotfishError as error:

@@ -18,9 +18,11 @@ from command_line import Outcome, Stream
 from tiny_models import tiny_config, write_tiny_model
 
 from pilotfish.bench import pair
-from pilotfish.bench.artifact import Artifact, Margin, Mismatch, Phases, TokenChoice, load_artifact
+from pilotfish.bench.artifact import Artifact, Margin, Mismatch, Phases, TokenChoice
 from pilotfish.bench.compare import differences, same_machine
+from pilotfish.bench.reading import load_artifact
 from pilotfish.bench.runner import Progress, Turn
+from pilotfish.cli.bench_tables import print_artifact
 from pilotfish.cli.progress import BenchProgress
 
 START = "from pilotfish.cli.main import main; main()"
@@ -92,7 +94,7 @@ def hostile_artifact() -> Artifact:
         sample.model_copy(update={"arm": text if sample.arm == "k=4" else sample.arm}) for sample in artifact.samples
     ]
     models = [artifact.models[0].model_copy(update={"file_name": f"m{text}.gguf"})]
-    return make_artifact(arms, prompts, samples, models=models, created_at=text, verdict=f"pays: {text}")
+    return make_artifact(arms, prompts, samples, models=models, created_at=text)
 
 
 def test_names_are_shown_as_they_are_and_keep_to_their_line(cli: Run, tmp_path: Path) -> None:
@@ -103,22 +105,24 @@ def test_names_are_shown_as_they_are_and_keep_to_their_line(cli: Run, tmp_path: 
     outcome = cli("bench", "show", "a")
     assert (outcome.status, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
-    assert lines[0] == f"pays: {shown}"
+    assert lines[0].startswith("pays: 1.50×")
     assert [line.split()[0] for line in lines if line.startswith(shown)] == [shown] * 2  # an arm, a class
-    assert sum(line.endswith(shown) for line in lines) == 2  # the verdict, and an arm above its ratios
+    assert sum(line.endswith(shown) for line in lines) == 1  # an arm above its ratios
     outcome = cli("bench", "compare", "a", "b")
     assert (outcome.status, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
-    assert lines[0] == f"A, {shown}: pays: {shown}"
+    assert lines[0].startswith(f"A, {shown}: pays: 1.50×")
     (models,) = [line for line in lines if line.startswith("target model")]
     assert f"m{shown}.gguf (sha256" in models
     assert "\u202e" not in outcome.out
 
 
-def test_no_sentence_or_table_is_broken_in_a_pipe(cli: Run, tmp_path: Path) -> None:
+def test_no_sentence_is_broken_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = "cannot tell: " + "for one reason and another " * 20 + "in the end"
-    plain_artifact(verdict=verdict).save(tmp_path)
-    assert cli("bench", "show", str(tmp_path)).out.splitlines()[0] == verdict
+    print_artifact(plain_artifact(verdict=verdict))
+    assert capsys.readouterr().out.splitlines()[0] == verdict
+    print_artifact(plain_artifact(verdict="pays: one\nand another"))
+    assert capsys.readouterr().out.splitlines()[0] == "pays: one\\nand another"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX pipes")
@@ -246,7 +250,12 @@ def test_difference_ends_with_status_1(
         arm="k=4", baseline="target-only", prompt_id="0", position=0, expected=None, found=None, margin=None
     )
     different = plain_artifact(mismatches=[mismatch], identical=False)
-    monkeypatch.setattr(pair, "measure_pair", lambda *_: different)
+
+    def measure(options: pair.PairOptions, save: Callable[[Artifact], None], report: object) -> Artifact:
+        save(different)
+        return different
+
+    monkeypatch.setattr(pair, "measure_pair", measure)
     outcome = cli("bench", *models, "--out", str(tmp_path / "out"))
     assert outcome.status == 1
     assert "k=4 differs from target-only" in outcome.out
@@ -270,7 +279,8 @@ def test_ctrl_c_keeps_the_finished_samples_and_leaves_no_process(models: tuple[s
     )
     stopped: list[int] = []
     try:
-        while not (out / "result.json").exists() and process.poll() is None:
+        result = out / "result.json"
+        while not (result.exists() and result.stat().st_size) and process.poll() is None:
             time.sleep(0.05)
         while not stopped and process.poll() is None:
             stopped = [worker for worker, parent in workers().items() if parent == process.pid]

@@ -8,6 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,18 +18,26 @@ from pathlib import Path
 import jsonschema
 import pytest
 from doubles import FakeClock
-from tiny_models import tiny_config, write_tiny_model
+from tiny_models import tiny_config, tiny_metadata, write_tiny_model
 
 import pilotfish
 import pilotfish.engine.generation
 from pilotfish.bench import pair, worker
-from pilotfish.bench.artifact import Artifact, load_artifact
+from pilotfish.bench.artifact import Artifact, Prompt, claim
 from pilotfish.bench.order import balanced_order
 from pilotfish.bench.pair import PairOptions, measure_pair
 from pilotfish.bench.prompts import default_prompts, read_prompts
+from pilotfish.bench.reading import load_artifact
 from pilotfish.bench.runner import Progress
 from pilotfish.bench.worker import Event, Task
-from pilotfish.errors import ArtifactError, BenchmarkError, OptionError
+from pilotfish.errors import (
+    ArtifactError,
+    BenchmarkError,
+    ModelNotFoundError,
+    OptionError,
+    PairMismatchError,
+    PromptError,
+)
 from pilotfish.types import VerifyOutcome
 
 SCHEMA = Path(pilotfish.__file__).parent / "bench/result.schema.json"
@@ -40,16 +51,17 @@ class InThisProcess:
         self.interrupt_at: int | None = None
         self.num_left = 0
 
+    @property
+    def samples(self) -> list[Task]:
+        return [task for task in self.tasks if task.purpose == "sample"]
+
     @contextmanager
     def __call__(self, task: Task, seed: int) -> Iterator[Iterator[Event]]:
-        if len(self.tasks) == self.interrupt_at:
+        if task.purpose == "sample" and len(self.samples) == self.interrupt_at:
             raise KeyboardInterrupt
         self.tasks.append(Task.model_validate_json(task.model_dump_json()))
         events: list[Event] = []
-        if task.mismatch is not None:
-            worker.explain_mismatch(task, events.append)
-        else:
-            worker.take_sample(task, events.append, FakeClock(tick=1e-3))
+        worker.run_task(task, events.append, FakeClock(tick=1e-3))
         try:
             yield (Event.model_validate_json(event.model_dump_json()) for event in events)
         finally:
@@ -102,7 +114,7 @@ def test_every_arm_answers_every_prompt_in_each_round_in_balanced_order(models) 
     assert [sample.place for sample in artifact.samples] == list(range(6))
     assert artifact.complete
     assert artifact.identical is True
-    for task in launch.tasks:
+    for task in launch.samples:
         speculative = task.arm != "target-only"
         assert (task.draft_model is not None) == speculative == (task.proposal_length > 0)
     same = [
@@ -167,7 +179,7 @@ def test_broken_verifier_is_caught_and_explained(models, monkeypatch: pytest.Mon
     artifact, _ = measured(models, launch, prompts=default_prompts()[:4])
     assert artifact.identical is False
     assert not artifact.complete
-    assert "differs" in artifact.verdict
+    assert "outputs differ" in artifact.verdict
     assert not any(comparison.verdict == "pays" for comparison in artifact.comparisons)
     (mismatch,) = artifact.mismatches
     target_only, speculative = artifact.samples[0], artifact.samples[-1]
@@ -189,7 +201,7 @@ def test_broken_verifier_is_caught_and_explained(models, monkeypatch: pytest.Mon
 def test_output_that_only_ends_sooner_is_a_difference(models, monkeypatch: pytest.MonkeyPatch) -> None:
     class Short(InThisProcess):
         def __call__(self, task: Task, seed: int):
-            shorter = {"max_tokens": 5} if task.proposal_length and task.mismatch is None else {}
+            shorter = {"max_tokens": 5} if task.proposal_length and task.purpose == "sample" else {}
             return super().__call__(task.model_copy(update=shorter), seed)
 
     artifact, _ = measured(models, Short())
@@ -207,7 +219,7 @@ def test_interrupted_run_keeps_its_finished_samples(models) -> None:
     assert not artifact.complete
     assert [sample.arm for sample in artifact.samples] == artifact.order[:4]
     assert "ended early" in artifact.verdict
-    assert [len(so_far.samples) for so_far in saved] == [1, 2, 3, 4, 4]
+    assert [len(so_far.samples) for so_far in saved] == [1, 2, 3, 4]
     assert saved[-1] == artifact
     launch = InThisProcess()
     launch.interrupt_at = 0
@@ -263,14 +275,14 @@ def test_schema_is_that_of_the_types() -> None:
 def test_process_that_fails_says_why_in_one_line(models, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(Path(models[0]).read_bytes()[:5000])
-    with pytest.raises(BenchmarkError, match=r"^target-only: .*damaged.gguf"):
+    with pytest.raises(BenchmarkError, match=r"^/.*damaged.gguf"):
         measure_pair(options((str(damaged), models[1])), lambda so_far: None, lambda progress: None)
 
 
 def test_process_that_dies_is_told_with_its_last_word(models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    with pytest.raises(BenchmarkError, match="process of target-only ended with status 1: "):
+    with pytest.raises(BenchmarkError, match=r"process of k=4 ended with status 1: "):
         measure_pair(options(models), lambda so_far: None, lambda progress: None)
 
 
@@ -288,7 +300,7 @@ def test_host_that_changes_ends_the_run(models) -> None:
                     for event in events
                 )
 
-    with pytest.raises(BenchmarkError, match="host changed"):
+    with pytest.raises(BenchmarkError, match=r"^num_threads changed between two samples"):
         measured(models, Other())
 
 
@@ -377,3 +389,146 @@ def test_models_are_named_with_their_hash(models) -> None:
     path = Path(models[0])
     assert (described.file_name, described.num_bytes) == (path.name, path.stat().st_size)
     assert described.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class Shortened(InThisProcess):
+    """Cuts the output of one sample short, as a difference between two outputs."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
+
+    def __call__(self, task: Task, seed: int):
+        if task.purpose == "sample" and task.place == self.place:
+            task = task.model_copy(update={"max_tokens": 5})
+        return super().__call__(task, seed)
+
+
+def test_target_only_that_differs_from_itself_ends_the_run(models) -> None:
+    artifact, _ = measured(models, Shortened(place=3), proposal_lengths=(2,), repeats=4)
+    assert [sample.arm for sample in artifact.samples] == ["target-only", "k=2", "k=2", "target-only"]
+    assert artifact.identical is False
+    assert (artifact.mismatches[0].arm, artifact.mismatches[0].baseline) == ("target-only", "target-only")
+    assert not any(comparison.identical for comparison in artifact.comparisons)
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, BenchmarkError("no memory")])
+def test_difference_is_kept_where_it_cannot_be_explained(models, failure) -> None:
+    class Unexplained(Shortened):
+        def __call__(self, task: Task, seed: int):
+            if task.purpose == "explain":
+                raise failure
+            return super().__call__(task, seed)
+
+    saved: list[Artifact] = []
+    artifact = measure_pair(options(models), saved.append, lambda progress: None, Unexplained(place=1))
+    assert artifact.identical is saved[-1].identical is False
+    assert artifact.mismatches[0].margin is None
+    assert len(artifact.samples) == 2
+
+
+def test_prompt_that_does_not_fit_is_found_before_anything_is_measured(models) -> None:
+    prompts = [*default_prompts()[:1], Prompt(id="long", prompt_class="a", user="word " * 3000)]
+    launch = InThisProcess()
+    with pytest.raises(PromptError, match=r"prompt 'long' has \d+ tokens, which leaves no room"):
+        measured(models, launch, prompts=prompts)
+    assert launch.samples == []
+
+
+def test_draft_model_of_another_kind_is_found_before_anything_is_measured(models, tmp_path: Path) -> None:
+    tokens = list(tiny_metadata(tiny_config())["tokenizer.ggml.tokens"])
+    tokens[5], tokens[6] = tokens[6], tokens[5]
+    other = write_tiny_model(tmp_path / "other.gguf", metadata={"tokenizer.ggml.tokens": tokens})
+    launch = InThisProcess()
+    with pytest.raises(PairMismatchError):
+        measured((models[0], str(other)), launch)
+    assert launch.samples == []
+
+
+def test_model_file_that_changes_ends_the_run(models, tmp_path: Path) -> None:
+    copy = tmp_path / "target.gguf"
+    copy.write_bytes(Path(models[0]).read_bytes())
+
+    class Touching(InThisProcess):
+        def __call__(self, task: Task, seed: int):
+            if task.place == 2:
+                os.utime(copy, (1, 1))
+            return super().__call__(task, seed)
+
+    with pytest.raises(BenchmarkError, match=r"target.gguf changed while it was measured"):
+        measured((str(copy), models[1]), Touching())
+
+
+def test_artifact_is_not_believed_what_its_samples_do_not_say(models, tmp_path: Path) -> None:
+    artifact, _ = measured(models)
+    boasting = artifact.model_copy(update={"verdict": "pays: 9.99×", "comparisons": [], "identical": None})
+    boasting.save(tmp_path)
+    assert load_artifact(tmp_path) == artifact
+
+
+def test_folder_is_one_measurements_own(models, tmp_path: Path) -> None:
+    artifact, _ = measured(models, proposal_lengths=(2,), repeats=1)
+    folder = tmp_path / "a/b"
+    with claim(folder) as save:
+        with pytest.raises(OptionError, match="already holds"), claim(folder):
+            pass
+        save(artifact)
+    with pytest.raises(OptionError, match="already holds"), claim(folder):
+        pass
+    assert load_artifact(folder) == artifact
+    with pytest.raises(KeyboardInterrupt), claim(tmp_path / "c/d"):
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    with claim(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_model_of_a_path_is_named_without_its_folders() -> None:
+    """Artifacts are shown to others."""
+    with pytest.raises(ModelNotFoundError):
+        pair.describe_model("target", "/home/me/secret.gguf")
+
+
+PARENT = """
+import sys
+from pilotfish.bench.process import fresh_process
+from pilotfish.bench.worker import Task
+with fresh_process(Task.model_validate_json(sys.stdin.read()), 0) as events:
+    for event in events:
+        print(event.kind, event.text, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_worker_ends_with_whoever_started_it(models) -> None:
+    task = Task(
+        arm="a", round=0, place=0, model=models[0], draft_model=None, proposal_length=0, max_tokens=2000, threads=1,
+        prompts=[*default_prompts()] * 50,
+    )  # fmt: skip
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    parent.stdin.write(task.model_dump_json())
+    parent.stdin.close()
+    try:
+        while not parent.stdout.readline().startswith("answer"):
+            assert parent.poll() is None
+        (child,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    finally:
+        parent.kill()
+        parent.wait()
+    for _ in range(600):
+        if not Path(f"/proc/{child}").exists():
+            break
+        time.sleep(0.1)
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_worker_runs_no_files_of_the_current_folder(models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pydantic.py").write_text("raise SystemExit('taken from the current folder')")
+    monkeypatch.chdir(tmp_path)
+    artifact = measure_pair(
+        options(models, proposal_lengths=(), draft_model=None, repeats=1, max_tokens=1), lambda _: None, lambda _: None
+    )
+    assert artifact.complete

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from operator import gt
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from pilotfish.bench.bounds import Count, DraftLength, Name, NumBytes, Seconds
-from pilotfish.errors import ArtifactError
+from pilotfish.errors import OptionError
 
 RESULT_FILE = "result.json"
 OWN_SYSTEM = "pilotfish"
@@ -60,12 +62,12 @@ class Phases(Part):
     """Where an answer's seconds went. `other` is what no phase accounts for."""
 
     draft_seconds: float
-    """Inside the drafter's `propose`: the draft model's forwards, its prefill included."""
+    """Inside the drafter's `propose`: the draft model's forwards, its prefill and its cache's pages included."""
     target_seconds: float
     """The target model's forwards, its prefill included."""
     verification_seconds: float
     cache_maintenance_seconds: float
-    """Reserving and rewinding, of both caches."""
+    """Reserving pages of the target's cache, and after each step rewinding both caches."""
     other_seconds: float
 
 
@@ -155,7 +157,7 @@ class Sample(Part):
 class ModelFile(Part):
     role: Literal["target", "draft"]
     name: Name
-    """As given."""
+    """In the catalog, or the file's."""
     file_name: Name
     num_bytes: NumBytes
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
@@ -258,7 +260,7 @@ class Artifact(Part):
     """The arm of each process, in the order in which they run; an incomplete run has fewer samples."""
     samples: list[Sample]
     identical: bool | None
-    """Whether all greedy output compared was the same, pilotfish's own; None before anything was compared."""
+    """Whether all of pilotfish's own output was that of target-only's first sample; None before any was compared."""
     mismatches: list[Mismatch]
     baseline_drift: dict[str, float]
     """For each baseline: (fastest − slowest) / median of its samples' rates."""
@@ -288,18 +290,25 @@ def _on_one_line(found: re.Match[str]) -> str:
     return "[" + " ".join(found[0].strip("[]").split()) + "]"
 
 
-def load_artifact(folder: Path) -> Artifact:
-    """The artifact in a folder, or in a file. Raises `ArtifactError` where there is none that can be understood."""
-    path = folder / RESULT_FILE if folder.is_dir() else folder
+@contextmanager
+def claim(folder: Path) -> Iterator[Callable[[Artifact], None]]:
+    """Makes the folder one measurement's own, and gives what saves its artifact there.
+
+    Raises `OptionError` where it already has an artifact, and `OSError` where it cannot be written to. A folder in
+    which nothing was saved is left as it was.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / RESULT_FILE
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ArtifactError(
-            f"cannot read {path}: {error.strerror}; give a folder that `pilotfish bench` wrote"
-        ) from None
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        raise OptionError(f"{folder} already holds a {RESULT_FILE}; give another --out") from None
     try:
-        return Artifact.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ArtifactError(f"{path} is not an artifact of this version: {where}: {first['msg']}") from None
+        yield lambda artifact: artifact.save(folder)
+    finally:
+        if not path.stat().st_size:
+            path.unlink()
+            for empty in made:
+                with suppress(OSError):  # somebody else has put something there
+                    empty.rmdir()

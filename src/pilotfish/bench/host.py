@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import subprocess
-import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
@@ -21,7 +20,7 @@ _PACKAGES = ("torch", "numpy", "tokenizers")
 def describe_host(instruction_set: str, num_cores: int, num_threads: int) -> Host:
     """This machine. The kernels' own choices are given, since only they know them."""
     cpu, memory_bytes = _cpu_name(), _memory_bytes()
-    # Virtual machines made from one image share an id, so that what they run on is part of it.
+    # Virtual machines made from one image share an id, and some systems have none: what they run on is part of it.
     identity = f"pilotfish-bench {_machine_id()} {cpu} {os.cpu_count()} {memory_bytes}"
     return Host(
         machine_id=hashlib.sha256(identity.encode()).hexdigest()[:16],
@@ -70,11 +69,11 @@ def _cpu_name() -> str:
 
 
 def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
 
 
 def _machine_id() -> str:
-    return next(iter(_lines(Path("/etc/machine-id"))), "") or str(uuid.getnode())
+    return next(iter(_lines(Path("/etc/machine-id"))), "")
 
 
 def _lines(path: Path) -> Iterable[str]:
@@ -85,16 +84,17 @@ def _lines(path: Path) -> Iterable[str]:
 
 
 def _commit(folder: Path) -> str | None:
-    """The commit of the work tree that `folder` is tracked in."""
+    """The last commit that changed `folder`; other files of the repository may change during a measurement."""
 
     def git(*arguments: str) -> str | None:
+        command = ["git", "--no-optional-locks", "-C", str(folder), *arguments, "--", "."]
         try:
-            done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError):
             return None
         return done.stdout.strip()
 
-    if not git("ls-files", "--error-unmatch", "__init__.py"):
+    commit = git("log", "-1", "--format=%H")  # empty where git does not track the folder
+    if not commit:
         return None
-    commit = git("rev-parse", "HEAD")
     return f"{commit}-dirty" if git("status", "--porcelain", "--untracked-files=no") else commit

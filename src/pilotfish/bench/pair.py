@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import pilotfish
+from pilotfish import catalog
 from pilotfish.bench.artifact import Arm, Artifact, Mismatch, ModelFile, Prompt, Settings
 from pilotfish.bench.process import fresh_process
 from pilotfish.bench.runner import Measurement, Progress, Start, Turn
@@ -53,17 +54,21 @@ def measure_pair(
 ) -> Artifact:
     """Runs the measurement; see `Measurement.run`. `others` are arms of other systems, each with what starts it.
 
-    Raises `ModelNotFoundError` and `BenchmarkError`."""
+    First a process of its own opens the models and encodes the prompts, so that what cannot be run is found at once.
+    Raises `ModelNotFoundError` and `BenchmarkError`.
+    """
     version = pilotfish.__version__
     arms = [Arm(name=TARGET_ONLY, system_version=version, proposal_length=0)] + [
         Arm(name=f"k={length}", system_version=version, proposal_length=length, baseline=TARGET_ONLY)
         for length in sorted(options.proposal_lengths)
         if length > 0
     ]
-    roles: list[tuple[Literal["target", "draft"], str]] = [("target", options.model)]
-    if options.draft_model is not None and len(arms) > 1:
-        roles.append(("draft", options.draft_model))
-
+    draft_model = options.draft_model if len(arms) > 1 else None
+    models = [describe_model("target", options.model)]
+    if draft_model is not None:
+        models.append(describe_model("draft", draft_model))
+    files = [pilotfish.find_file(name) for name in (options.model, draft_model) if name is not None]
+    states = [_state(path) for path in files]
     starts_of_others = {arm.name: start for arm, start in others}
 
     def task(arm: Arm, round: int, place: int, **more: object) -> Task:
@@ -83,12 +88,16 @@ def measure_pair(
         )
 
     def start(turn: Turn) -> AbstractContextManager[Iterator[Event]]:
+        for path, state in zip(files, states, strict=True):
+            if _state(path) != state:
+                raise BenchmarkError(f"{path} changed while it was measured: measure again")
         start_other = starts_of_others.get(turn.arm.name)
         return start_other(turn) if start_other else launch(task(turn.arm, turn.round, turn.place), SEED)
 
     def explain(mismatch: Mismatch, common_token_ids: Sequence[int]) -> Mismatch:
         prompts = [prompt for prompt in options.prompts if prompt.id == mismatch.prompt_id]
-        asked = task(arms[0], 0, 0, prompts=prompts, mismatch=mismatch, common_token_ids=common_token_ids)
+        more = {"mismatch": mismatch, "common_token_ids": common_token_ids}
+        asked = task(arms[0], 0, 0, purpose="explain", prompts=prompts, **more)
         with launch(asked, SEED) as events:
             explained = next((event.mismatch for event in events if event.mismatch is not None), None)
         if explained is None:
@@ -98,7 +107,7 @@ def measure_pair(
     measurement = Measurement(
         [*arms, *(arm for arm, _ in others)],
         options.prompts,
-        [describe_model(role, name) for role, name in roles],
+        models,
         Settings(
             max_tokens=options.max_tokens,
             repeats=options.repeats,
@@ -112,6 +121,9 @@ def measure_pair(
         save=save,
         report=report,
     )
+    with launch(task(arms[-1], 0, 0, purpose="check"), SEED) as events:
+        for _ in events:
+            pass
     return measurement.run()
 
 
@@ -123,5 +135,16 @@ def describe_model(role: Literal["target", "draft"], name: str) -> ModelFile:
         while block := file.read(1 << 22):
             digest.update(block)
     return ModelFile(
-        role=role, name=name, file_name=path.name, num_bytes=path.stat().st_size, sha256=digest.hexdigest()
+        role=role,
+        # Where it lies is nobody else's business.
+        name=name if name in catalog.entries() else path.name,
+        file_name=path.name,
+        num_bytes=path.stat().st_size,
+        sha256=digest.hexdigest(),
     )
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """What changes when a file does."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from pydantic import ValidationError
@@ -15,15 +15,18 @@ from pydantic import ValidationError
 from pilotfish.bench.worker import Event, Task
 from pilotfish.errors import BenchmarkError
 
-OWN_WORKER = (sys.executable, "-m", "pilotfish.bench.worker")
+# Not -m, which lets modules in the current folder come before all others.
+_START = "import sys; sys.path[:] = filter(None, sys.path); from pilotfish.bench.worker import main; main()"
+OWN_WORKER = (sys.executable, "-c", _START)
 
 
 @contextmanager
 def fresh_process(task: Task, seed: int, command: Sequence[str] = OWN_WORKER) -> Iterator[Iterator[Event]]:
     """The events of a process of its own that runs `task`, which is ended at the latest when the context is left.
 
-    `command` starts what reads the task from stdin and writes events to stdout. The iterator raises `BenchmarkError`
-    where the process fails or says something else.
+    `command` starts what reads the task, one line, from stdin and writes events to stdout; where stdin ends, so must
+    it, since then whoever started it is gone. The iterator raises `BenchmarkError` where the process fails or says
+    something else.
     """
     environment = os.environ | {"PYTHONHASHSEED": str(seed)}
     with tempfile.TemporaryFile() as errors:
@@ -41,15 +44,17 @@ def fresh_process(task: Task, seed: int, command: Sequence[str] = OWN_WORKER) ->
         assert process.stdout is not None
         try:
             try:
-                process.stdin.write(task.model_dump_json())
-                process.stdin.close()
+                process.stdin.write(task.model_dump_json() + "\n")
+                process.stdin.flush()
             except BrokenPipeError:
                 pass  # why, its status and what it printed will say
             yield _events(process, process.stdout, errors, task)
         finally:
             process.kill()
-            process.stdout.close()
             process.wait()
+            process.stdout.close()
+            with suppress(BrokenPipeError):  # what it did not read
+                process.stdin.close()
 
 
 def _events(process: subprocess.Popen[str], lines: Iterator[str], errors: IO[bytes], task: Task) -> Iterator[Event]:
@@ -59,9 +64,13 @@ def _events(process: subprocess.Popen[str], lines: Iterator[str], errors: IO[byt
         except ValidationError:
             raise BenchmarkError(f"the process of {task.arm} said {line[:200]!r}") from None
         if event.kind == "error":
-            raise BenchmarkError(f"{task.arm}: {event.text}")
+            raise BenchmarkError(event.text if task.purpose == "check" else f"{task.arm}: {event.text}")
         yield event
     status = process.wait()
+    if status < 0:
+        raise BenchmarkError(
+            f"the process of {task.arm} was killed by signal {-status}; if nobody did that, memory ran out"
+        )
     if status != 0:
         errors.seek(0)
         said = errors.read().decode("utf-8", "replace").strip().splitlines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -96,7 +96,7 @@ class Measurement:
 
         Raises `BenchmarkError` where a process fails.
         """
-        try:
+        with suppress(KeyboardInterrupt):
             for turn in self._turns:
                 sample = self._take(turn)
                 self._samples.append(sample)
@@ -104,27 +104,20 @@ class Measurement:
                 found = self._new_mismatches()
                 self._mismatches += found
                 self._save(self.artifact)
+                for mismatch in found:
+                    self._add_explanation(mismatch)
                 if any(self._arm(mismatch.arm).system == OWN_SYSTEM for mismatch in found):
                     break
-        except KeyboardInterrupt:
-            self._save(self.artifact)
         return self.artifact
 
     @property
     def artifact(self) -> Artifact:
         """What is known so far."""
-        parted = {mismatch.arm for mismatch in self._mismatches}
-        sampled = {sample.arm for sample in self._samples}
-        compared = [arm for arm in self._arms if arm.name in sampled and arm.baseline in sampled]
-        own = [arm.name for arm in compared if arm.system == OWN_SYSTEM]
-        comparisons = [
-            statistics.compare(arm, self._samples, self._prompts, arm.name not in parted, self._settings)
-            for arm in compared
-        ]
-        baselines = {arm.name for arm in self._arms if arm.baseline is None and arm.name in sampled}
+        conclusions = statistics.conclude(
+            self._arms, self._prompts, self._settings, len(self._turns), self._samples, self._mismatches
+        )
         return Artifact(
             created_at=self._created_at,
-            complete=len(self._samples) == len(self._turns),
             settings=self._settings,
             prompts=self._prompts,
             host=self._host,
@@ -132,14 +125,8 @@ class Measurement:
             arms=self._arms,
             order=[turn.arm.name for turn in self._turns],
             samples=self._samples,
-            identical=parted.isdisjoint(own) if own else None,
             mismatches=self._mismatches,
-            baseline_drift={
-                name: statistics.drift([sample for sample in self._samples if sample.arm == name])
-                for name in sorted(baselines)
-            },
-            comparisons=comparisons,
-            verdict=statistics.headline(comparisons, self._arms),
+            **conclusions,
         )
 
     def _take(self, turn: Turn) -> Sample:
@@ -161,7 +148,12 @@ class Measurement:
         """All of pilotfish's samples must come from the same machine, software, instruction set and threads."""
         if host is not None:
             if self._host is not None and host != self._host:
-                raise BenchmarkError("the host changed between two samples: nothing can be compared any more")
+                before, now = self._host.model_dump(), host.model_dump()
+                changed = ", ".join(name for name in before if before[name] != now[name])
+                raise BenchmarkError(
+                    f"{changed} changed between two samples, which cannot be compared any more: measure again, and "
+                    "leave the machine and pilotfish's own files as they are meanwhile"
+                )
             self._host = host
 
     def _tell(self, turn: Turn, stage: str, answers: Sequence[Answer], seconds: float) -> None:
@@ -184,7 +176,7 @@ class Measurement:
             reference = next((other for other in self._samples if other.arm == baseline), None)
             if reference is None:
                 self._waiting.append(sample)
-            elif sample.arm not in parted and (found := self._first_mismatch(sample, reference)) is not None:
+            elif sample.arm not in parted and (found := _first_mismatch(sample, reference)) is not None:
                 parted.add(sample.arm)
                 mismatches.append(found)
         return mismatches
@@ -192,22 +184,31 @@ class Measurement:
     def _arm(self, name: str) -> Arm:
         return next(arm for arm in self._arms if arm.name == name)
 
-    def _first_mismatch(self, sample: Sample, reference: Sample) -> Mismatch | None:
-        """The first place where a sample differs from another."""
-        for expected, found in zip(reference.answers, sample.answers, strict=True):
-            position = _parting(expected.token_ids, found.token_ids)
-            if position is not None:
-                mismatch = Mismatch(
-                    arm=sample.arm,
-                    baseline=reference.arm,
-                    prompt_id=found.prompt_id,
-                    position=position,
-                    expected=_choice(expected.token_ids, position),
-                    found=_choice(found.token_ids, position),
-                    margin=None,
-                )
-                return self._explain(mismatch, found.token_ids[:position])
-        return None
+    def _add_explanation(self, mismatch: Mismatch) -> None:
+        """What the target says there, if it can be had: the difference itself is known without it."""
+        sample = next(s for s in reversed(self._samples) if s.arm == mismatch.arm)
+        token_ids = next(answer.token_ids for answer in sample.answers if answer.prompt_id == mismatch.prompt_id)
+        with suppress(BenchmarkError):
+            explained = self._explain(mismatch, token_ids[: mismatch.position])
+            self._mismatches[self._mismatches.index(mismatch)] = explained
+            self._save(self.artifact)
+
+
+def _first_mismatch(sample: Sample, reference: Sample) -> Mismatch | None:
+    """The first place where a sample differs from another."""
+    for expected, found in zip(reference.answers, sample.answers, strict=True):
+        position = _parting(expected.token_ids, found.token_ids)
+        if position is not None:
+            return Mismatch(
+                arm=sample.arm,
+                baseline=reference.arm,
+                prompt_id=found.prompt_id,
+                position=position,
+                expected=_choice(expected.token_ids, position),
+                found=_choice(found.token_ids, position),
+                margin=None,
+            )
+    return None
 
 
 def _parting(expected: Sequence[int], found: Sequence[int]) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
@@ -20,7 +21,7 @@ import pilotfish.model.calibrate as calibrate
 from pilotfish import Draft, Drafter, DraftRequest, SamplingParams, TextEvent, Tokenizer
 from pilotfish.bench import host
 from pilotfish.bench.artifact import Answer, Host, Margin, Mismatch, Part, Phases, Prompt, Sample, TokenChoice
-from pilotfish.errors import PilotfishError
+from pilotfish.errors import PilotfishError, PromptError
 from pilotfish.types import SequenceView, VerifyOutcome
 
 WARM_UP_TOKENS = 32
@@ -33,7 +34,9 @@ _BANDWIDTH_PASSES = 5
 
 
 class Task(Part):
-    """What one process is to do: take a sample, or explain a mismatch."""
+    """What one process is to do: take a sample, see whether all can be run, or explain a mismatch."""
+
+    purpose: Literal["sample", "check", "explain"] = "sample"
 
     arm: str
     round: int
@@ -97,6 +100,35 @@ def measure_bandwidth(threads: int | None, clock: Callable[[], float] = time.per
     """Bytes per second of the best of a few passes over memory, which is free again afterwards."""
     probe = calibrate.machine_probe(calibrate.native_backend(threads))
     return max(calibrate.read_bandwidth(probe, clock) for _ in range(_BANDWIDTH_PASSES))
+
+
+def run_task(task: Task, emit: Emit, clock: Callable[[], float] = time.perf_counter) -> None:
+    """Does what `task` is for."""
+    if task.purpose == "sample":
+        take_sample(task, emit, clock)
+    elif task.purpose == "check":
+        check(task)
+    else:
+        explain_mismatch(task, emit)
+
+
+def check(task: Task) -> None:
+    """Raises what a sample would raise, `PromptError` with the prompt's id among it; tells nothing otherwise."""
+    calibrate.native_backend(task.threads)
+    model, tokenizer = pilotfish.load(task.model, threads=task.threads)
+    if task.draft_model is not None:
+        pilotfish.check_pair(pilotfish.load(task.draft_model, threads=task.threads)[1], tokenizer)
+    limit = model.config.context_length
+    for prompt in task.prompts:
+        try:
+            count = len(tokenizer.encode_chat(prompt.messages))
+        except PromptError as error:
+            raise PromptError(f"prompt {prompt.id!r}: {error}") from None
+        if count >= limit:
+            raise PromptError(
+                f"prompt {prompt.id!r} has {count} tokens, which leaves no room in the target's context of {limit}: "
+                "shorten it"
+            )
 
 
 def take_sample(task: Task, emit: Emit, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -214,6 +246,13 @@ def explain_mismatch(task: Task, emit: Emit) -> None:
     emit(Event(kind="mismatch", mismatch=mismatch.model_copy(update=update)))
 
 
+def _end_with_parent() -> None:
+    """Nothing more comes through stdin, but its end, where whoever started this process is gone."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(1)
+
+
 def main() -> None:
     # What a library prints must not get between the events.
     events = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
@@ -223,8 +262,9 @@ def main() -> None:
         print(event.model_dump_json(), file=events, flush=True)
 
     try:
-        task = Task.model_validate_json(sys.stdin.read())
-        (take_sample if task.mismatch is None else explain_mismatch)(task, emit)
+        task = Task.model_validate_json(sys.stdin.readline())
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        run_task(task, emit)
     except PilotfishError as error:
         emit(Event(kind="error", text=str(error)))
         sys.exit(2)

@@ -92,7 +92,7 @@ def parse_lengths(context: click.Context, parameter: click.Parameter, value: str
     "--threads",
     type=WholeNumber(min=1, max=MAX_THREADS),
     metavar="N",
-    help="Threads of the kernels, in every arm. Default: one for each core.",
+    help="Threads of the kernels, in every arm. Default: PILOTFISH_THREADS, else one for each physical core.",
 )
 @click.option(
     "--out",
@@ -135,7 +135,7 @@ def run_bench(
 ) -> None:
     """Measures, writes the artifact and prints its summary; every option is checked before a model is looked at."""
     import pilotfish
-    from pilotfish.bench.artifact import RESULT_FILE
+    from pilotfish.bench.artifact import RESULT_FILE, claim
     from pilotfish.bench.pair import PairOptions, measure_pair
     from pilotfish.bench.prompts import default_prompts, read_prompts
     from pilotfish.bench.report import write_report
@@ -154,19 +154,16 @@ def run_bench(
         threads=threads,
     )
     folder = out or Path(datetime.now().strftime("bench-%Y%m%d-%H%M%S"))
-    if (folder / RESULT_FILE).exists():
-        raise OptionError(f"{folder} already holds a {RESULT_FILE}; give another --out")
     for name in dict.fromkeys(name for name in (options.model, options.draft_model) if name is not None):
         fetch(name)
         pilotfish.find_file(name)
-    folder.mkdir(parents=True, exist_ok=True)
-    with BenchProgress() as progress:
-        artifact = measure_pair(options, lambda so_far: so_far.save(folder), progress)
+    with claim(folder) as save, BenchProgress() as progress:
+        artifact = measure_pair(options, save, progress)
     if artifact.samples:
         write_report(artifact, folder)
         print_artifact(artifact)
         click.echo(f"{folder / RESULT_FILE} and {folder / 'report.html'}", err=True)
-    if artifact.identical is False:
+    if artifact.mismatches:
         raise click.exceptions.Exit(EXIT_DIFFERENT)
     if not artifact.complete:
         click.echo(_interrupted(artifact), err=True)
@@ -182,7 +179,7 @@ def _interrupted(artifact: Artifact) -> str:
 @needs_extra
 def show(folder: Path) -> None:
     """Print the summary of the artifact in DIR."""
-    from pilotfish.bench.artifact import load_artifact
+    from pilotfish.bench.reading import load_artifact
     from pilotfish.cli.bench_tables import print_artifact
 
     print_artifact(load_artifact(folder))
@@ -197,7 +194,7 @@ def compare(first: Path, second: Path) -> None:
 
     Only the ratios within each artifact are paired. Rates of different runs are not: a machine's speed drifts.
     """
-    from pilotfish.bench.artifact import load_artifact
+    from pilotfish.bench.reading import load_artifact
     from pilotfish.cli.bench_tables import print_comparison
 
     print_comparison(load_artifact(first), load_artifact(second))

@@ -94,7 +94,7 @@ def step(
         for work in works:
             work.sequence.cache.reserve(len(work.pending))
         timer.lap("cache_seconds")
-        _draft(works, model.config.vocab_size, policy)
+        _draft(works, model.config.vocab_size, policy, timer)
         timer.lap("draft_seconds")
         logits = run_forward(model, [work.forward_input for work in works])
         timer.lap("target_seconds")
@@ -125,13 +125,14 @@ def _plan(sequences: Sequence[SequenceState], max_num_batched_tokens: int) -> li
     return works
 
 
-def _draft(works: Sequence[_Work], vocab_size: int, policy: LengthPolicy) -> None:
+def _draft(works: Sequence[_Work], vocab_size: int, policy: LengthPolicy, timer: _Timer) -> None:
     """Gives each sequence in decode the draft that the policy asks for, slots for its tokens reserved beforehand."""
     drafting = [(work, Candidate(work.sequence, work.max_draft_tokens)) for work in works if work.max_draft_tokens > 0]
     if not drafting:
         return
     base_rows = sum(len(work.pending) for work in works)
     choices = policy.choose([candidate for _, candidate in drafting], base_rows)
+    timer.lap("draft_seconds")
     groups: dict[int, tuple[Drafter, list[tuple[_Work, DraftRequest]]]] = {}
     for (work, _), (drafter, length) in zip(drafting, choices, strict=True):
         # Asked again, since sequences before this one may have taken pages from a shared pool.
@@ -140,6 +141,7 @@ def _draft(works: Sequence[_Work], vocab_size: int, policy: LengthPolicy) -> Non
             work.sequence.cache.reserve(1 + limit)
             request = DraftRequest(work.sequence, limit, work.sequence.sampling)
             groups.setdefault(id(drafter), (drafter, []))[1].append((work, request))
+    timer.lap("cache_seconds")
     for drafter, members in groups.values():
         drafts = drafter.propose([request for _, request in members])
         if len(drafts) != len(members):

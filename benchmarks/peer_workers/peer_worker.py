@@ -1,6 +1,6 @@
 """A peer's side of a measurement: the counterpart of `pilotfish.bench.worker` in an environment without pilotfish.
 
-Reads one JSON task from stdin, answers its prompts, and writes the same events. Standard library only.
+Reads one JSON task, a line, from stdin, answers its prompts, and writes the same events. Standard library only.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,16 @@ def run(open_peer: Callable[[dict[str, Any]], Peer], prepare: Callable[[Path, Pa
     def emit(kind: str, **fields: object) -> None:
         print(json.dumps({"kind": kind, **fields}), file=events, flush=True)
 
-    take_sample(json.loads(sys.stdin.read()), open_peer, emit)
+    task = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    take_sample(task, open_peer, emit)
+
+
+def _end_with_parent() -> None:
+    """Nothing more comes through stdin, but its end, where whoever started this process is gone."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(1)
 
 
 def take_sample(task: dict[str, Any], open_peer: Callable[[dict[str, Any]], Peer], emit: Callable[..., None]) -> None:
