@@ -178,11 +178,12 @@ def measure(
     """Installs, measures, and writes the artifact; and says which peers were skipped, and why."""
     assert options.draft_model is not None
     target, draft = (pilotfish.find_file(name) for name in (options.model, options.draft_model))
-    installed, skipped = install_all(peers, environments, target, draft)
-    tokenizer = Tokenizer.from_gguf_metadata(GGUFFile.open(target).metadata)
-    others = [arm for found in installed for arm in arms_of(found, target, draft, options, tokenizer)]
-    with claim(out) as save, BenchProgress() as progress:
-        artifact = measure_pair(options, save, progress, others=others)
+    with claim(out) as save:
+        installed, skipped = install_all(peers, environments, target, draft)
+        tokenizer = Tokenizer.from_gguf_metadata(GGUFFile.open(target).metadata)
+        others = [arm for found in installed for arm in arms_of(found, target, draft, options, tokenizer)]
+        with BenchProgress() as progress:
+            artifact = measure_pair(options, save, progress, others=others)
     if artifact.samples:
         write_report(artifact, out)
     return artifact, skipped
@@ -227,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         out = given.out or Path(datetime.now().strftime("peers-%Y%m%d-%H%M%S"))
         chosen = [peer for peer in PEERS if given.peer is None or peer.name in given.peer]
         artifact, skipped = measure(options, chosen, given.environments, out)
-    except PilotfishError as error:
+    except (PilotfishError, OSError) as error:
         note(f"error: {error}")
         sys.exit(2)
     if artifact.samples:

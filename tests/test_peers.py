@@ -81,6 +81,7 @@ def fake(tmp_path: Path) -> Peer:
 def install_fake(peer: Peer, folder: Path, target: Path, draft: Path, note: object) -> Installed:
     if peer.name == "Broken":
         raise PeerUnavailableError("ERROR: no such package (status 1)")
+    assert peer.name == "Fake", "nothing is installed for a run that is refused"
     return Installed(peer, "9.9", [sys.executable, peer.script], folder)
 
 
@@ -149,6 +150,18 @@ def test_peer_that_cannot_be_installed_is_skipped_with_its_reason(
     captured = capsys.readouterr()
     assert "* Broken was skipped: ERROR: no such package (status 1)" in captured.out.splitlines()
     assert "skipping Broken: ERROR: no such package (status 1)" in captured.err.splitlines()
+
+
+def test_folder_that_holds_a_result_is_refused_before_anything_is_installed(
+    run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/result.json").write_text("{}")
+    with pytest.raises(SystemExit) as stop:
+        run([Peer("Costly", "costly", [], "none.py", 4, {})])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.endswith("already holds a result.json; give another --out\n")
+    assert (tmp_path / "out/result.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize(
