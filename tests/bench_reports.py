@@ -93,8 +93,8 @@ def _answer(numbers: random.Random, length: int, prompt_id: str, level: float, t
         end_to_end_seconds=seconds,
         prefill_seconds=0.9,
         num_steps=num_steps if told else None,
-        proposal_lengths=proposed if told else None,
-        accepted_lengths=accepted if told else None,
+        num_draft_tokens=proposed if told else None,
+        num_accepted_tokens=accepted if told else None,
         phases=phases if told else None,
     )
 

@@ -61,7 +61,7 @@ def test_single_round_has_no_interval() -> None:
 
 
 def test_acceptance_counts_drafts_that_reach_a_position() -> None:
-    told = answer(0, 9, 4, num_steps=4, proposal_lengths=[4, 4, 2], accepted_lengths=[4, 1, 0])
+    told = answer(0, 9, 4, num_steps=4, num_draft_tokens=[4, 4, 2], num_accepted_tokens=[4, 1, 0])
     (summary,) = summarise(with_answers([told]))
     assert [(p.position, p.num_drafted, p.num_accepted) for p in summary.positions] == [
         (1, 3, 2), (2, 3, 1), (3, 2, 1), (4, 2, 1),

@@ -358,11 +358,11 @@ def test_artifact_whose_parts_do_not_fit_is_refused(cli: Run, tmp_path: Path) ->
         lambda value: value["models"][0].update(sha256="[/x]"),
         lambda value: value["samples"][0]["answers"][0].update(end_to_end_seconds=5e-324),
         lambda value: value["samples"][0]["answers"][0].update(num_steps=-5),
-        lambda value: value["samples"][0]["answers"][0].update(proposal_lengths=[1_000_000], accepted_lengths=[1]),
-        lambda value: value["samples"][0]["answers"][0].update(proposal_lengths=[4], accepted_lengths=[-1]),
-        lambda value: value["samples"][0]["answers"][0].update(proposal_lengths=[4], accepted_lengths=[5]),
-        lambda value: value["samples"][0]["answers"][0].update(proposal_lengths=[4, 4], accepted_lengths=[4]),
-        lambda value: value["samples"][0]["answers"][0].update(proposal_lengths=[4]),
+        lambda value: value["samples"][0]["answers"][0].update(num_draft_tokens=[1_000_000], num_accepted_tokens=[1]),
+        lambda value: value["samples"][0]["answers"][0].update(num_draft_tokens=[4], num_accepted_tokens=[-1]),
+        lambda value: value["samples"][0]["answers"][0].update(num_draft_tokens=[4], num_accepted_tokens=[5]),
+        lambda value: value["samples"][0]["answers"][0].update(num_draft_tokens=[4, 4], num_accepted_tokens=[4]),
+        lambda value: value["samples"][0]["answers"][0].update(num_draft_tokens=[4]),
         lambda value: value["samples"][0]["answers"][0].update(phases=dict.fromkeys(Phases.model_fields, 1e308)),
     ):
         value = json.loads(json.dumps(sound))

@@ -141,19 +141,19 @@ def test_answers_are_those_of_generate_and_their_numbers_add_up(models) -> None:
     for sample in artifact.samples:
         assert {answer.prompt_id: answer.token_ids for answer in sample.answers} == expected
         for answer in sample.answers:
-            assert answer.proposal_lengths is not None
-            assert answer.accepted_lengths is not None
+            assert answer.num_draft_tokens is not None
+            assert answer.num_accepted_tokens is not None
             assert answer.num_steps is not None
-            assert len(answer.proposal_lengths) == len(answer.accepted_lengths) == answer.num_verification_calls
-            assert all(0 < length <= lengths[sample.arm] for length in answer.proposal_lengths)
-            pairs = zip(answer.accepted_lengths, answer.proposal_lengths, strict=True)
+            assert len(answer.num_draft_tokens) == len(answer.num_accepted_tokens) == answer.num_verification_calls
+            assert all(0 < length <= lengths[sample.arm] for length in answer.num_draft_tokens)
+            pairs = zip(answer.num_accepted_tokens, answer.num_draft_tokens, strict=True)
             assert all(0 <= accepted <= length for accepted, length in pairs)
-            num_accepted += sum(answer.accepted_lengths)
-            assert sum(answer.accepted_by_position) == sum(answer.accepted_lengths)
-            assert len(answer.accepted_by_position) == max(answer.proposal_lengths, default=0)
+            num_accepted += sum(answer.num_accepted_tokens)
+            assert sum(answer.accepted_by_position) == sum(answer.num_accepted_tokens)
+            assert len(answer.accepted_by_position) == max(answer.num_draft_tokens, default=0)
             assert answer.accepted_by_position == sorted(answer.accepted_by_position, reverse=True)
             # Each step gives one token of the target's own, and the prompt's last chunk one more.
-            assert len(answer.token_ids) == 1 + answer.num_steps + sum(answer.accepted_lengths)
+            assert len(answer.token_ids) == 1 + answer.num_steps + sum(answer.num_accepted_tokens)
             phases = answer.phases
             assert phases is not None
             assert sum(phases.model_dump().values()) == pytest.approx(answer.end_to_end_seconds)

@@ -119,8 +119,8 @@ def _rate(rates: Sequence[float], seed: int) -> Rate:
 
 
 def _positions(answers: Sequence[Answer]) -> list[PositionAcceptance]:
-    proposed = [length for answer in answers for length in answer.proposal_lengths or ()]
-    accepted = [length for answer in answers for length in answer.accepted_lengths or ()]
+    proposed = [length for answer in answers for length in answer.num_draft_tokens or ()]
+    accepted = [length for answer in answers for length in answer.num_accepted_tokens or ()]
     longest = max(proposed, default=0)
     counts = zip(_num_reaching(proposed, longest), _num_reaching(accepted, longest), strict=True)
     return [

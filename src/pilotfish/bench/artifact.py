@@ -84,17 +84,19 @@ class Answer(Part):
     """The part until the first token is out."""
     num_steps: Count | None = None
     """Target forwards after the prompt's last chunk; those with a draft are verification calls."""
-    proposal_lengths: list[DraftLength] | None = None
+    num_draft_tokens: list[DraftLength] | None = None
     """Drafted tokens, for each verification call."""
-    accepted_lengths: list[DraftLength] | None = None
+    num_accepted_tokens: list[DraftLength] | None = None
     """Accepted tokens (the bonus not counted), for each verification call."""
+    draft_prefill_seconds: Seconds | None = None
+    """The part of the draft model's seconds in which it read the prompt."""
     phases: Phases | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Answer:
-        proposed, accepted = self.proposal_lengths or [], self.accepted_lengths or []
+        proposed, accepted = self.num_draft_tokens or [], self.num_accepted_tokens or []
         if len(accepted) != len(proposed) or any(map(gt, accepted, proposed)):
-            raise ValueError("the accepted lengths do not fit the proposal lengths")
+            raise ValueError("more tokens were accepted than drafted, or for another number of verification calls")
         if self.phases is not None and any(abs(seconds) > 1e9 for seconds in self.phases.model_dump().values()):
             raise ValueError("a phase is longer than can be")
         return self
@@ -115,16 +117,16 @@ class Answer(Part):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def num_verification_calls(self) -> int | None:
-        return None if self.proposal_lengths is None else len(self.proposal_lengths)
+        return None if self.num_draft_tokens is None else len(self.num_draft_tokens)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def accepted_by_position(self) -> list[int] | None:
         """Verification calls that accepted the draft's first token, its second, …, up to the longest draft."""
-        if self.proposal_lengths is None or self.accepted_lengths is None:
+        if self.num_draft_tokens is None or self.num_accepted_tokens is None:
             return None
-        positions = range(1, max(self.proposal_lengths, default=0) + 1)
-        return [sum(length >= position for length in self.accepted_lengths) for position in positions]
+        positions = range(1, max(self.num_draft_tokens, default=0) + 1)
+        return [sum(length >= position for length in self.num_accepted_tokens) for position in positions]
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -73,8 +73,8 @@ class RecordingDrafter:
 
     def __init__(self, drafter: Drafter) -> None:
         self.name = drafter.name
-        self.proposal_lengths: list[int] = []
-        self.accepted_lengths: list[int] = []
+        self.num_draft_tokens: list[int] = []
+        self.num_accepted_tokens: list[int] = []
         self._drafter = drafter
         self._proposed = False
 
@@ -83,12 +83,12 @@ class RecordingDrafter:
         (draft,) = drafts  # one sequence at a time here
         self._proposed = bool(draft.token_ids)
         if self._proposed:
-            self.proposal_lengths.append(len(draft.token_ids))
+            self.num_draft_tokens.append(len(draft.token_ids))
         return drafts
 
     def observe(self, sequence: SequenceView, outcome: VerifyOutcome) -> None:
         if self._proposed:
-            self.accepted_lengths.append(outcome.num_accepted_tokens)
+            self.num_accepted_tokens.append(outcome.num_accepted_tokens)
         self._proposed = False
         self._drafter.observe(sequence, outcome)
 
@@ -155,6 +155,7 @@ def take_sample(task: Task, emit: Emit, clock: Callable[[], float] = time.perf_c
 
     emit(Event(kind="stage", text="warming up"))
     answer(task.prompts[0], min(task.max_tokens, WARM_UP_TOKENS))
+    emit(Event(kind="stage", text="answering"))
     answers = []
     for prompt in task.prompts:
         answers.append(answer(prompt, task.max_tokens))
@@ -210,8 +211,9 @@ def _answer(
         end_to_end_seconds=seconds,
         prefill_seconds=moments[0] - start,
         num_steps=stats.num_steps,
-        proposal_lengths=[] if recorder is None else recorder.proposal_lengths,
-        accepted_lengths=[] if recorder is None else recorder.accepted_lengths,
+        num_draft_tokens=[] if recorder is None else recorder.num_draft_tokens,
+        num_accepted_tokens=[] if recorder is None else recorder.num_accepted_tokens,
+        draft_prefill_seconds=stats.draft_prefill_seconds,
         phases=Phases(
             draft_seconds=stats.draft_seconds,
             target_seconds=stats.target_seconds,
