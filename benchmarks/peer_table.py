@@ -40,7 +40,7 @@ def table(artifact: Artifact, skipped: Mapping[str, str]) -> str:
         "",
         f"{len(artifact.prompts)} prompts, at most {settings.max_tokens} tokens each; rounds: {settings.repeats}; "
         "tokens/s are end to end, both prefills counted, the geometric mean; ratios are paired within rounds, with "
-        "bootstrap intervals; peak memory is target-only's / speculative's.",
+        "intervals; peak memory is target-only's / speculative's.",
         "",
     ]
     for system, arms in by_system.items():

@@ -23,7 +23,7 @@ MAX_RESIDUAL_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Rate:
-    """Tokens per second, and the bootstrap interval over rounds; without bounds for a single round."""
+    """Tokens per second, and the interval over rounds; without bounds for a single round."""
 
     tokens_per_second: float
     low: float | None

@@ -225,7 +225,7 @@ class Mismatch(Part):
 
 
 class Interval(Part):
-    """A ratio of tokens per second, end to end, and its bootstrap interval; without bounds for a single round."""
+    """A ratio of tokens per second, end to end, and its interval; without bounds for a single round."""
 
     ratio: float
     low: float | None

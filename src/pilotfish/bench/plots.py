@@ -80,7 +80,7 @@ def _rates(summaries: Sequence[ArmSummary], looks: Mapping[str, Look]) -> Plot:
     }
     caption = (
         "Tokens per second from prompt in to last token out, for all prompts and for each class of prompts: the "
-        f"geometric mean over prompts and rounds, with its {CONFIDENCE:.0%} bootstrap interval over rounds. Further "
+        f"geometric mean over prompts and rounds, with its {CONFIDENCE:.0%} interval over rounds. Further "
         "right is faster."
     )
     rows = ["all", *classes] if summaries else []
@@ -97,7 +97,7 @@ def _ratios(artifact: Artifact, looks: Mapping[str, Look]) -> Plot:
     }
     caption = (
         f"Each arm's end-to-end tokens per second over its baseline's in the same round, for each {what} and over all, "
-        f"with the {CONFIDENCE:.0%} bootstrap interval over rounds. Right of the line at 1 the arm is faster "
+        f"with the {CONFIDENCE:.0%} interval over rounds. Right of the line at 1 the arm is faster "
         "than its baseline."
     )
     title = f"Paired ratio by {what}"
