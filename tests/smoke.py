@@ -36,7 +36,8 @@ def check_sdist(path: Path) -> None:
 def check_wheel(path: Path) -> None:
     """The wheel holds the package with its extension, its types and the licence, and nothing beside them."""
     names = zipfile.ZipFile(path).namelist()
-    for wanted in (r"py\.typed", r"_kernels\.pyi", r"_kernels\..*so", r"cli/main\.py"):
+    bench_data = (r"bench/prompts\.json", r"bench/report\.html\.j2", r"bench/result\.schema\.json")
+    for wanted in (r"py\.typed", r"_kernels\.pyi", r"_kernels\..*so", r"cli/main\.py", *bench_data):
         assert any(re.fullmatch(f"pilotfish/{wanted}", name) for name in names), f"{path.name} lacks {wanted}"
     assert any(re.fullmatch(r"pilotfish-[^/]*\.dist-info/licenses/LICENSE", name) for name in names)
     strangers = [name for name in names if not re.match(r"pilotfish(-[^/]*\.dist-info)?/", name)]
