@@ -118,6 +118,8 @@ JUDGED = [
     ({}, "pays", ""),
     ({"ratio": 0.95, "low": 0.93, "high": 0.97}, "does not pay", ""),
     ({"ratio": 1.0, "low": 0.98, "high": 1.03}, "cannot tell", "the interval holds 1"),
+    ({"ratio": 1.02, "low": 0.99, "high": 1.05}, "cannot tell", "the interval holds 1"),
+    ({"ratio": 0.98, "low": 0.95, "high": 1.01}, "cannot tell", "the interval holds 1"),
     ({"ratio": 1.0, "low": 1.0, "high": 1.0}, "cannot tell", "the interval holds 1"),
     ({"ratio": 1.5, "low": 1.34, "high": 1.52}, "cannot tell", "±11%, wider than ±10%"),
     ({"ratio": 1.5, "low": 1.49, "high": 1.66}, "cannot tell", "±11%, wider than ±10%"),
