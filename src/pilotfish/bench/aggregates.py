@@ -6,16 +6,14 @@ The report and the terminal summary both show these. What a system does not tell
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from statistics import fmean
 
 import numpy as np
 
-from pilotfish.bench.artifact import Answer, Artifact, Phases, Sample
-from pilotfish.bench.statistics import interval, rate
+from pilotfish.bench.artifact import Answer, Artifact, Phases, Sample, num_reaching
+from pilotfish.bench.statistics import ids_by_class, interval, rate
 
 MAX_RESIDUAL_SHARE = 0.05
 """Of an answer's seconds; above it the phases leave too much unexplained."""
@@ -85,9 +83,7 @@ def summarise(artifact: Artifact) -> list[ArmSummary]:
 
 
 def _summarise(arm: str, samples: Sequence[Sample], artifact: Artifact) -> ArmSummary:
-    by_class: dict[str, list[str]] = {}
-    for prompt in artifact.prompts:
-        by_class.setdefault(prompt.prompt_class, []).append(prompt.id)
+    by_class = ids_by_class(artifact.prompts)
     seed = artifact.settings.seed
     answers = [answer for sample in samples for answer in sample.answers]
     decode_rates = [a.decode_tokens_per_second for a in answers if a.decode_tokens_per_second is not None]
@@ -122,17 +118,11 @@ def _positions(answers: Sequence[Answer]) -> list[PositionAcceptance]:
     proposed = [length for answer in answers for length in answer.num_draft_tokens or ()]
     accepted = [length for answer in answers for length in answer.num_accepted_tokens or ()]
     longest = max(proposed, default=0)
-    counts = zip(_num_reaching(proposed, longest), _num_reaching(accepted, longest), strict=True)
+    counts = zip(num_reaching(proposed, longest), num_reaching(accepted, longest), strict=True)
     return [
         PositionAcceptance(position=position, num_drafted=num_drafted, num_accepted=num_accepted)
         for position, (num_drafted, num_accepted) in enumerate(counts, 1)
     ]
-
-
-def _num_reaching(lengths: Sequence[int], longest: int) -> list[int]:
-    """How many of the lengths reach 1, 2, …, `longest`."""
-    counts = Counter(lengths)
-    return list(accumulate(counts[position] for position in range(longest, 0, -1)))[::-1]
 
 
 def _phases_per_100_tokens(answers: Sequence[Answer]) -> Phases | None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from operator import gt
 from pathlib import Path
 from typing import Literal
@@ -56,6 +58,12 @@ class Arm(Part):
     baseline: str | None = None
     settings: dict[str, str] = {}
     """What else was set, and how the arm runs, in words."""
+
+
+def num_reaching(lengths: Sequence[int], longest: int) -> list[int]:
+    """How many of the lengths reach 1, 2, …, `longest`."""
+    counts = Counter(lengths)
+    return list(accumulate(counts[position] for position in range(longest, 0, -1)))[::-1]
 
 
 class Phases(Part):
@@ -125,8 +133,7 @@ class Answer(Part):
         """Verification calls that accepted the draft's first token, its second, …, up to the longest draft."""
         if self.num_draft_tokens is None or self.num_accepted_tokens is None:
             return None
-        positions = range(1, max(self.num_draft_tokens, default=0) + 1)
-        return [sum(length >= position for length in self.num_accepted_tokens) for position in positions]
+        return num_reaching(self.num_accepted_tokens, max(self.num_draft_tokens, default=0))
 
     @computed_field  # type: ignore[prop-decorator]
     @property

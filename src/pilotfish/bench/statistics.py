@@ -1,4 +1,4 @@
-"""From samples to a verdict: paired ratios, their bootstrap intervals, and the sentence that says whether it pays.
+"""From samples to a verdict: paired ratios, their intervals, and the sentence that says whether it pays.
 
 The unit is the round, in which every arm answers every prompt once: what a machine does to one process, it does to
 all of that process's prompts, so they are no independent observations. Within a round, an arm's rate on a prompt is
@@ -86,9 +86,8 @@ def compare(
     """
     seed = settings.seed
     ratios = _log_ratios(arm, samples, prompts)  # [rounds, prompts]
-    by_class: dict[str, list[int]] = {}
-    for column, prompt in enumerate(prompts):
-        by_class.setdefault(prompt.prompt_class, []).append(column)
+    column = {prompt.id: number for number, prompt in enumerate(prompts)}
+    by_class = {name: [column[prompt_id] for prompt_id in ids] for name, ids in ids_by_class(prompts).items()}
     overall = interval(ratios.mean(axis=1), seed)
     baseline_drift = drift([sample for sample in samples if sample.arm == arm.baseline])
     verdict, reason = judge(overall, len(ratios), baseline_drift, identical, obstacle)
@@ -99,10 +98,18 @@ def compare(
         num_rounds=len(ratios),
         overall=overall,
         classes={name: interval(ratios[:, columns].mean(axis=1), seed) for name, columns in by_class.items()},
-        prompts={prompt.id: interval(ratios[:, column], seed) for column, prompt in enumerate(prompts)},
+        prompts={prompt_id: interval(ratios[:, number], seed) for prompt_id, number in column.items()},
         verdict=verdict,
         reason=reason,
     )
+
+
+def ids_by_class(prompts: Sequence[Prompt]) -> dict[str, list[str]]:
+    """The ids of each class's prompts, all in the order in which they come."""
+    found: dict[str, list[str]] = {}
+    for prompt in prompts:
+        found.setdefault(prompt.prompt_class, []).append(prompt.id)
+    return found
 
 
 def interval(log_ratios: NDArray[np.float64], seed: int) -> Interval:

@@ -72,7 +72,7 @@ def roofline(**given: Any) -> None:
 
     T(M) is one forward of the target over M rows, with logits for each: verifying k guesses takes T(k + 1). The floor
     is what reading all weights once, or the multiplications, would take at the least. From T(M) and the draft step
-    follows the speedup that this machine allows at a given acceptance, which no real answer can exceed.
+    follows the speedup that this machine allows at a given acceptance.
 
     \b
       pilotfish bench roofline
