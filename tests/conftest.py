@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from command_line import Outcome, Stream
@@ -14,6 +15,8 @@ from hypothesis import settings
 
 from pilotfish import catalog
 from pilotfish.cli.main import main
+from pilotfish.formats.gguf import GGUFFile
+from pilotfish.tokenizer import Tokenizer
 
 settings.register_profile("default", deadline=None, max_examples=50)
 settings.register_profile("full", deadline=None, max_examples=1000)
@@ -54,6 +57,27 @@ def model_path() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def real_metadata(model_path: Callable[[str], Path]) -> Callable[[str], dict[str, Any]]:
+    """The metadata of a catalog model's GGUF file."""
+    return cache(lambda name: GGUFFile.open(model_path(name)).metadata)
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer(real_metadata: Callable[[str], dict[str, Any]]) -> Callable[[str], Tokenizer]:
+    return cache(lambda name: Tokenizer.from_gguf_metadata(real_metadata(name)))
+
+
+@pytest.fixture(scope="session")
+def qwen(real_tokenizer: Callable[[str], Tokenizer]) -> Tokenizer:
+    return real_tokenizer("qwen2.5-coder-0.5b")
+
+
+@pytest.fixture(scope="session")
+def smollm(real_tokenizer: Callable[[str], Tokenizer]) -> Tokenizer:
+    return real_tokenizer("smollm2-135m")
 
 
 @pytest.fixture

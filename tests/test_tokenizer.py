@@ -1,93 +1,46 @@
-"""Text to ids and back: against llama.cpp, against tiktoken, and by property; hostile metadata; chat templates."""
+"""Text to ids and back: against llama.cpp, against tiktoken, and by property; hostile metadata."""
 
 from __future__ import annotations
 
 import base64
 import importlib.resources
-import json
 import random
-import re
 import unicodedata
 from collections.abc import Callable
-from datetime import datetime
-from pathlib import Path
 
 import pytest
 import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_tokenizers import (
+    BOS,
+    CONTROL,
+    EOS,
+    NORMAL,
+    PAD,
+    RECORDED,
+    SPECIAL,
+    UNKNOWN,
+    UNUSED,
+    USER,
+    byte_id,
+    texts,
+    tiny_metadata,
+    tiny_tokenizer,
+)
 
 from pilotfish.errors import (
-    ChatTemplateError,
     PilotfishError,
     PromptError,
     TokenizerError,
     UnsupportedModelError,
 )
-from pilotfish.formats.gguf import GGUFFile
 from pilotfish.tokenizer import Tokenizer
 from pilotfish.tokenizer.byte_level import BYTE_TO_CHAR
-from pilotfish.tokenizer.chat_template import ChatTemplate
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
-RECORDED = json.loads((Path(__file__).parent / "data" / "llama_cpp_token_ids.json").read_text())["models"]
 EXTRA_TEXTS = ["e\u0301\u0301", "\u1100\u1161\u11a8", "\u212b \u2126 \uf900", "x<|im_end|>\u0338y"]
 
-SPECIAL = re.compile(r"<\|?/?\w+\|?>")
-
-Metadata = dict[str, object]
-
-
-def tiny_metadata(
-    *, words: tuple[str, ...] = (), merges: tuple[str, ...] = (), pre: str = "smollm", **values: object
-) -> Metadata:
-    """256 bytes, `words`, and then <s> (control, BOS), <|im_end|> (control, EOS), <t> (user-defined) and padding."""
-    tokens = [*BYTE_TO_CHAR.values(), *words, "<s>", "<|im_end|>", "<t>", "[PAD]"]
-    num_normal = 256 + len(words)
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [NORMAL] * num_normal + [CONTROL, CONTROL, USER_DEFINED, UNUSED],
-        "tokenizer.ggml.merges": list(merges),
-        "tokenizer.ggml.bos_token_id": num_normal,
-        "tokenizer.ggml.eos_token_id": num_normal + 1,
-        "tokenizer.ggml.add_bos_token": False,
-    } | {f"tokenizer.{key}": value for key, value in values.items()}
-
-
-def tiny_tokenizer(**values: object) -> Tokenizer:
-    return Tokenizer.from_gguf_metadata(tiny_metadata(**values))
-
-
-def byte_id(byte: int) -> int:
-    return list(BYTE_TO_CHAR).index(byte)
-
-
-BOS, EOS, USER, PAD = 256, 257, 258, 259
 TINY = tiny_tokenizer()
-
-
-@pytest.fixture(scope="session")
-def real_tokenizer(model_path: Callable[[str], Path]) -> Callable[[str], Tokenizer]:
-    made: dict[str, Tokenizer] = {}
-
-    def make(name: str) -> Tokenizer:
-        if name not in made:
-            made[name] = Tokenizer.from_gguf_metadata(GGUFFile.open(model_path(name)).metadata)
-        return made[name]
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def qwen(real_tokenizer: Callable[[str], Tokenizer]) -> Tokenizer:
-    return real_tokenizer("qwen2.5-coder-0.5b")
-
-
-@pytest.fixture(scope="session")
-def smollm(real_tokenizer: Callable[[str], Tokenizer]) -> Tokenizer:
-    return real_tokenizer("smollm2-135m")
 
 
 @pytest.fixture(scope="session")
@@ -101,19 +54,6 @@ def qwen_oracle() -> tiktoken.Encoding:
         mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)},
         special_tokens={},
     )
-
-
-def is_settled(char: str) -> bool:
-    """Whether `char` has one meaning in every version of Unicode: libraries bring tables of different age."""
-    old = unicodedata.ucd_3_2_0
-    return old.category(char) == unicodedata.category(char) != "Cn"
-
-
-settled_chars = st.characters(codec="utf-8").filter(is_settled)
-texts = st.text(
-    settled_chars | st.sampled_from(" \n\r\t'0159eEsStT<|>\u0301\u200d\u00e9\u4f60") | st.sampled_from("😀👩🏽🇨"),
-    max_size=40,
-).filter(lambda text: not SPECIAL.search(text))
 
 
 # Against other implementations
@@ -499,99 +439,3 @@ def test_control_tokens_of_any_text(specials: list[str], text: str) -> None:
         return
     assert tokenizer.encode(specials[0]) == [257]
     assert b"".join(map(tokenizer.vocabulary.token_bytes, tokenizer.encode(text))) == text.encode()
-
-
-# Chat templates
-
-MESSAGES = [{"role": "user", "content": "Hé"}]
-
-
-@pytest.mark.real_model
-def test_real_chat_templates(qwen: Tokenizer, smollm: Tokenizer) -> None:
-    assert qwen.has_chat_template
-    assert qwen.render_chat([{"role": "system", "content": "Be brief."}, *MESSAGES]) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHé<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert smollm.render_chat(MESSAGES, add_generation_prompt=False) == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-        "<|im_start|>user\nHé<|im_end|>\n"
-    )
-    assert qwen.encode_chat([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]) == (
-        [151644, 8948, 198, 64, 151645, 198, 151644, 872, 198, 65, 151645, 198, 151644, 77091, 198]
-    )
-
-
-def render(template: str, messages: list[dict[str, str]] = MESSAGES) -> str:
-    return tiny_tokenizer(chat_template=template).render_chat(messages)
-
-
-def test_what_a_template_can_use() -> None:
-    assert render("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}") == "<s>Hé<|im_end|>"
-    assert render("{% if add_generation_prompt %}yes{% endif %}{% if tools %}no{% endif %}") == "yes"
-    assert render("  {% if true %}\nx\n  {% endif %}\n") == "x\n"
-    assert render("{% for m in messages %}{% break %}{% endfor %}") == ""
-    assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
-    assert render("{{ [1] | tojson(indent=1) }}") == "[\n 1\n]"
-
-
-def test_strftime_now_reads_the_given_clock() -> None:
-    template = ChatTemplate(
-        "{{ strftime_now('%d %b %Y') }}", bos_token="", eos_token="", now=lambda: datetime(2024, 7, 26)
-    )
-    assert template.render(MESSAGES) == "26 Jul 2024"
-
-
-def test_encode_chat_does_not_add_bos_twice() -> None:
-    tokenizer = tiny_tokenizer(chat_template="{{ bos_token }}a", **{"ggml.add_bos_token": True})
-    assert tokenizer.encode_chat(MESSAGES) == [BOS, byte_id(0x61)]
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{% if %}", "TemplateSyntaxError"),
-        ("{{ raise_exception('no\nsystem role') }}", "no system role"),
-        ("{{ messages[0].tool_calls.x }}", "UndefinedError"),
-        ("{{ messages[5].content }}", "UndefinedError"),
-        ("{{ messages.append(1) }}", "SecurityError"),
-        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
-        ("{{ messages[0].update(role='x') }}", "SecurityError"),
-        ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{{ 'a' + 1 }}", "TypeError"),
-        ("{% for i in range(1000000) %}{% endfor %}", "OverflowError"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
-        ("{% include 'other' %}", "no loader"),
-        ("{{ x | nofilter }}", "nofilter"),
-    ],
-)
-def test_a_failing_template_is_one_line(template: str, message: str) -> None:
-    with pytest.raises(ChatTemplateError, match=message) as caught:
-        render(template)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_template() -> None:
-    tokenizer = tiny_tokenizer()
-    assert not tokenizer.has_chat_template
-    with pytest.raises(ChatTemplateError, match="has no chat template"):
-        tokenizer.render_chat(MESSAGES)
-
-
-def test_a_broken_template_does_not_keep_a_model_from_loading() -> None:
-    assert tiny_tokenizer(chat_template="{% if %}").encode("a") == [byte_id(0x61)]
-
-
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [
-        ([], "no messages"),
-        (["hello"], "message 0 must be a mapping"),
-        ([*MESSAGES, {"role": "user"}], "message 1 must have a content of type str, not None"),
-        ([{"content": "x"}], "message 0 must have a role of type str"),
-        ([{"role": 1, "content": "x"}], "message 0 must have a role of type str, not 1"),
-        ([{"role": "user", "content": ["x"]}], "message 0 must have a content of type str"),
-    ],
-)
-def test_malformed_messages(messages: list[dict[str, str]], message: str) -> None:
-    with pytest.raises(ChatTemplateError, match=message):
-        render("x", messages)

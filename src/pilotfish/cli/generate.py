@@ -38,6 +38,7 @@ class GenerateOptions:
     threads: int | None
     system: str | None
     raw: bool
+    enable_thinking: bool
     show: str | None
     json: bool
 
@@ -66,6 +67,8 @@ def run_generate(options: GenerateOptions) -> bool:
         raise OptionError("--json and --show cannot be combined: a JSON object has no colours")
     if options.raw and options.system is not None:
         raise OptionError("--raw and --system cannot be combined: without the chat template there is no system message")
+    if options.raw and options.enable_thinking:
+        raise OptionError("--raw and --enable-thinking cannot be combined: the chat template is what asks for thinking")
     text = read_prompt(options)
 
     writer = None if options.json else AnswerWriter(options.show == "drafts")
@@ -169,7 +172,7 @@ def _start(
             raise ChatTemplateError(f"{choice.target} has no chat template: add --raw to continue the prompt as it is")
         system = [] if options.system is None else [{"role": "system", "content": options.system}]
         prompt = [*system, {"role": "user", "content": text}]
-        rendered = tokenizer.render_chat(prompt)
+        rendered = tokenizer.render_chat(prompt, enable_thinking=options.enable_thinking)
     drafter = None
     if choice.draft is not None:
         draft_model, draft_tokenizer = pilotfish.load(choice.draft, threads=options.threads)
@@ -182,6 +185,7 @@ def _start(
         proposal_length=choice.proposal_length,
         sampling=sampling,
         context_length=options.context_length,
+        enable_thinking=options.enable_thinking,
     )
 
 

@@ -92,6 +92,12 @@ def app(context: click.Context) -> None:
 @click.option("--system", metavar="TEXT", help="System message to put before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 @click.option(
+    "--enable-thinking",
+    is_flag=True,
+    help="Let the model think before it answers. Off unless asked for; an error where its chat template has no such "
+    "switch.",
+)
+@click.option(
     "--show",
     type=click.Choice(["drafts"]),
     help="Colour each token by how it came about: accepted (drafted and agreed to), recovered (replaces a rejected "

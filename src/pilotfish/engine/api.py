@@ -31,6 +31,7 @@ def stream(
     proposal_length: int | None = None,
     sampling: SamplingParams | None = None,
     context_length: int | None = None,
+    enable_thinking: bool = False,
     cache: KVCache | None = None,
     max_num_batched_tokens: int = 128,
     clock: Callable[[], float] = time.perf_counter,
@@ -38,10 +39,12 @@ def stream(
     """Starts an answer and returns its events as they are decided; nothing runs before the first `next`.
 
     `proposal_length` is the most tokens drafted per step: 4 with a drafter, 0 without; 0 never touches the drafter.
-    `context_length` bounds prompt and output together, the model's own by default. `cache` takes the target's keys
-    and values, a `DenseCache` by default; it is released at the end.
+    `context_length` bounds prompt and output together, the model's own by default. `enable_thinking` is for
+    chat messages: what their template is told. `cache` takes the target's keys and values, a `DenseCache` by default;
+    it is released at the end.
 
-    Raises `OptionError` for a bad option, `PromptError` for a prompt that encodes to nothing or leaves no room.
+    Raises `OptionError` for a bad option, `PromptError` for a prompt that encodes to nothing or leaves no room, and for
+    chat messages `ChatTemplateError`.
     """
     if proposal_length is None:
         proposal_length = DEFAULT_PROPOSAL_LENGTH if drafter is not None else 0
@@ -55,7 +58,7 @@ def stream(
         context_length = limit
     if not 1 <= check_count("context_length", context_length) <= limit:
         raise OptionError(f"context_length must be from 1 to the model's own {limit}, got {context_length}")
-    token_ids = encode_prompt(tokenizer, prompt)
+    token_ids = encode_prompt(tokenizer, prompt, enable_thinking=enable_thinking)
     if len(token_ids) >= context_length:
         raise PromptError(
             f"the prompt has {len(token_ids)} tokens, which leaves no room in the context of {context_length}; "
@@ -89,6 +92,7 @@ def generate(
     proposal_length: int | None = None,
     sampling: SamplingParams | None = None,
     context_length: int | None = None,
+    enable_thinking: bool = False,
 ) -> GenerationResult:
     """The whole answer; arguments and errors are those of `stream`."""
     with stream(
@@ -99,6 +103,7 @@ def generate(
         proposal_length=proposal_length,
         sampling=sampling,
         context_length=context_length,
+        enable_thinking=enable_thinking,
     ) as events:
         for event in events:
             if isinstance(event, FinishEvent):
@@ -152,12 +157,21 @@ def next_token_logits(model: ForwardModel, token_ids: Sequence[int], *, max_num_
         cache.release()
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """A prompt's token ids. Raises `PromptError` for one that is empty, of another form, or has unknown ids."""
+def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, *, enable_thinking: bool = False) -> list[int]:
+    """A prompt's token ids. Raises `PromptError` for one that is empty, of another form, or has unknown ids,
+    `OptionError` for `enable_thinking` without chat messages, and `ChatTemplateError`.
+    """
+    is_chat = (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, str)
+        and all(isinstance(message, Mapping) for message in prompt)
+    )
+    if enable_thinking and not is_chat:
+        raise OptionError("enable_thinking needs a prompt of chat messages: it is a variable of the chat template")
     if isinstance(prompt, str):
         token_ids = tokenizer.encode(prompt, add_special_tokens=True)
-    elif isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt):
-        token_ids = tokenizer.encode_chat(prompt) if prompt else []  # type: ignore[arg-type]
+    elif is_chat:
+        token_ids = tokenizer.encode_chat(prompt, enable_thinking=enable_thinking) if prompt else []  # type: ignore[arg-type]
     elif isinstance(prompt, Sequence):
         token_ids = [_known_id(tokenizer, token_id) for token_id in prompt]
     else:

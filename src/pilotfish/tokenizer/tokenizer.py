@@ -3,52 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import tokenizers
 
-from pilotfish.errors import ChatTemplateError, PromptError, TokenizerError
+from pilotfish.errors import ChatTemplateError, PromptError
 from pilotfish.tokenizer.byte_level import BYTE_TO_CHAR
 from pilotfish.tokenizer.chat_template import ChatTemplate
 from pilotfish.tokenizer.detokenizer import IncrementalDetokenizer
-from pilotfish.tokenizer.split_rules import SplitRule, find_split_rule
-from pilotfish.tokenizer.vocabulary import (
-    CONTROL,
-    NORMAL,
-    UNUSED,
-    USER_DEFINED,
-    Vocabulary,
-    read_merges,
-    read_value,
-    read_vocabulary,
-    refuse_unknown_merges,
-)
+from pilotfish.tokenizer.gguf_metadata import read_gguf_metadata
+from pilotfish.tokenizer.hf_folder import read_folder
+from pilotfish.tokenizer.parts import TokenizerParts
+from pilotfish.tokenizer.vocabulary import NORMAL, UNUSED, refuse_unknown_merges
 
 
 class Tokenizer:
-    """The tokenizer of one model file, made by `from_gguf_metadata`."""
+    """The tokenizer of one model, made by `from_gguf_metadata` or `from_folder`."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        rule: SplitRule,
-        backend: tokenizers.Tokenizer,
-        *,
-        add_bos_token: bool,
-        chat_template: ChatTemplate | None,
-    ) -> None:
-        self.vocabulary = vocabulary
+    def __init__(self, parts: TokenizerParts) -> None:
+        self.vocabulary = vocabulary = parts.vocabulary
         self.padding_token_ids = frozenset(
             token_id for token_id, token_type in enumerate(vocabulary.token_types) if token_type == UNUSED
         )
-        """Ids that the file lists as unused; ids from `vocab_size` on are padding too."""
-        self._normalizer = rule.normalizer()
-        self._backend = backend
+        """Ids that the file lists as unused, or leaves out; ids from `vocab_size` on are padding too."""
+        self._normalizer = parts.rule.normalizer()
+        self._backend = _build_backend(parts)
         spellings = {
             text for text, kind in zip(vocabulary.tokens, vocabulary.token_types, strict=True) if kind == NORMAL
         }
         self._missing_bytes = frozenset(byte for byte, char in BYTE_TO_CHAR.items() if char not in spellings)
-        self._add_bos_token = add_bos_token
-        self._chat_template = chat_template
+        self._add_bos_token = parts.add_bos_token
+        self._chat_template_source = parts.chat_template_source
+        self._chat_template = (
+            None
+            if parts.chat_template is None
+            else ChatTemplate(parts.chat_template, bos_token=parts.bos_token, eos_token=parts.eos_token)
+        )
 
     @classmethod
     def from_gguf_metadata(cls, metadata: Mapping[str, object]) -> Tokenizer:
@@ -57,27 +47,19 @@ class Tokenizer:
         Raises `UnsupportedModelError` for a kind of vocabulary or a pre-tokenizer that this version does not know, and
         `TokenizerError`, naming the key, for anything missing, of a wrong type, out of range or contradictory.
         """
-        vocabulary = read_vocabulary(metadata)
-        rule = find_split_rule(read_value(metadata, "tokenizer.ggml.pre", str))
-        add_bos_token = read_value(metadata, "tokenizer.ggml.add_bos_token", bool)
-        if add_bos_token is None:
-            add_bos_token = rule.add_bos_token
-        if add_bos_token and vocabulary.bos_token_id is None:
-            raise TokenizerError("tokenizer.ggml.bos_token_id is missing, but prompts are to start with that token")
-        template = read_value(metadata, "tokenizer.chat_template", str)
-        return cls(
-            vocabulary,
-            rule,
-            _build_backend(metadata, vocabulary, rule),
-            add_bos_token=add_bos_token,
-            chat_template=None
-            if template is None
-            else ChatTemplate(
-                template,
-                bos_token=_text_or_empty(vocabulary, vocabulary.bos_token_id),
-                eos_token=_text_or_empty(vocabulary, vocabulary.eos_token_id),
-            ),
-        )
+        return cls(read_gguf_metadata(metadata))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """The tokenizer of a folder as Hugging Face's libraries write it.
+
+        `tokenizer.json` describes it; `tokenizer_config.json`, `generation_config.json` and `config.json` name the
+        tokens that start and end a text; the chat template is `chat_template.jinja`, or else stands in
+        `tokenizer_config.json`. All but the first may be missing. Raises `ModelNotFoundError` where it is,
+        `UnsupportedModelError` for a kind of tokenizer that this version does not know, and `FormatError` or
+        `TokenizerError`, naming file and key, for anything of a wrong type, out of range or contradictory.
+        """
+        return cls(read_folder(folder))
 
     @property
     def vocab_size(self) -> int:
@@ -133,19 +115,29 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt text for `messages`. Raises `ChatTemplateError` for malformed messages, and where the file has no
-        chat template or its template fails.
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        enable_thinking: bool = False,
+    ) -> str:
+        """The prompt text for `messages`; the template is told `enable_thinking`, whether the model may think first.
+
+        Raises `ChatTemplateError` for malformed messages, where there is no chat template or it fails, and for
+        `enable_thinking` with a template that does not know it.
         """
         if self._chat_template is None:
-            raise ChatTemplateError("the model file has no chat template (tokenizer.chat_template)")
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+            raise ChatTemplateError(f"the model has no chat template ({self._chat_template_source})")
+        return self._chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
+        )
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], *, enable_thinking: bool = False) -> list[int]:
         """The ids of the prompt for `messages`; the template itself writes BOS where it wants one. Raises as
         `render_chat` and `encode` do.
         """
-        return self.encode(self.render_chat(messages))
+        return self.encode(self.render_chat(messages, enable_thinking=enable_thinking))
 
     def _check_nothing_lost(self, text: str, token_ids: Sequence[int]) -> None:
         # A byte without a token of its own vanishes in `tokenizers` without a word, and with it a part of the prompt.
@@ -158,37 +150,30 @@ class Tokenizer:
                 return
         # Normalising all at once can compose what a control token keeps apart, so look at both forms.
         candidates = text + self._normalize(text)
-        char = next(char for char in candidates if not self._missing_bytes.isdisjoint(char.encode()))
-        raise PromptError(f"the text holds {char!r} (U+{ord(char):04X}), which the model's vocabulary cannot spell")
+        for char in candidates:
+            if not self._missing_bytes.isdisjoint(char.encode()):
+                raise PromptError(
+                    f"the text holds {char!r} (U+{ord(char):04X}), which the model's vocabulary cannot spell"
+                )
+        # What is lost is spaces next to an added token that takes them in.
 
     def _normalize(self, text: str) -> str:
         return text if self._normalizer is None else self._normalizer.normalize_str(text)
 
 
-def _build_backend(metadata: Mapping[str, object], vocabulary: Vocabulary, rule: SplitRule) -> tokenizers.Tokenizer:
-    typed_tokens = list(zip(vocabulary.tokens, vocabulary.token_types, strict=True))
+def _build_backend(parts: TokenizerParts) -> tokenizers.Tokenizer:
+    typed_tokens = zip(parts.vocabulary.tokens, parts.vocabulary.token_types, strict=True)
     ids_by_text = {text: token_id for token_id, (text, kind) in enumerate(typed_tokens) if kind != UNUSED}
-    merges = read_merges(metadata)
     try:
-        model = tokenizers.models.BPE(vocab=ids_by_text, merges=merges, ignore_merges=rule.ignore_merges)
+        model = tokenizers.models.BPE(vocab=ids_by_text, merges=parts.merges, ignore_merges=parts.rule.ignore_merges)
     except Exception:
         # It refuses merges of unknown tokens but does not say where; looking first would be a tenth of a second.
-        refuse_unknown_merges(merges, ids_by_text)
+        refuse_unknown_merges(parts.merges, ids_by_text, parts.merges_source)
         raise
     backend = tokenizers.Tokenizer(model)
-    normalizer = rule.normalizer()
+    normalizer = parts.rule.normalizer()
     if normalizer is not None:
         backend.normalizer = normalizer
-    backend.pre_tokenizer = rule.pre_tokenizer()
-    backend.add_tokens(
-        [
-            tokenizers.AddedToken(text, special=kind == CONTROL, normalized=False)
-            for text, kind in typed_tokens
-            if kind in (CONTROL, USER_DEFINED)
-        ]
-    )
+    backend.pre_tokenizer = parts.rule.pre_tokenizer()
+    backend.add_tokens(list(parts.added_tokens))
     return backend
-
-
-def _text_or_empty(vocabulary: Vocabulary, token_id: int | None) -> str:
-    return "" if token_id is None else vocabulary.tokens[token_id]
