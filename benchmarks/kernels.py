@@ -16,6 +16,9 @@ The last line of stdout is one JSON object:
 T(M) is a forward of M rows with logits for each, behind 64 tokens. llama.cpp runs with its weights repacked and as they
 are in the file, and counts with the better of the two each time; without `llama-cpp-python` (see
 requirements-peers.txt) those figures are null.
+
+With `--shape` the pair has random weights in the shapes of a real one. Then nothing is generated and nobody else runs:
+the object holds T(M), its ratios and floors as above, the draft step, loading, and what speedup those times allow.
 """
 
 from __future__ import annotations
@@ -34,12 +37,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import random_models
+
 import pilotfish
 from pilotfish import DraftModelDrafter, SamplingParams, _kernels, catalog
+from pilotfish.bench.roofline import allowed_speedup, run_roofline
 from pilotfish.errors import OptionError, PilotfishError
+from pilotfish.formats.gguf import GGUFFile
 from pilotfish.loading import find_file
 from pilotfish.model.calibrate import (
     Clock,
@@ -68,6 +76,7 @@ PROFILED_STEPS = 21
 SETTLE_SECONDS = 0.05
 PROMPTS = Path(pilotfish.__file__).parent / "bench/prompts.json"
 MODES = ("repacked", "plain")
+SHAPE_ACCEPTANCES = (0.6, 0.75, 0.9)
 
 Result = TypeVar("Result")
 
@@ -385,6 +394,38 @@ def summarise(
     }
 
 
+def measure_shape(name: str, rounds: int) -> dict[str, Any]:
+    """Times of a pair with random weights, see `random_models`."""
+    tokenizer = GGUFFile.open(find_file(catalog.default_pair()[1]))
+    with TemporaryDirectory(prefix="pilotfish-") as folder:
+        paths = [Path(folder) / f"{role}.gguf" for role in ("target", "draft")]
+        for seed, (path, shape) in enumerate(zip(paths, random_models.PAIRS[name], strict=True)):
+            note(f"writing the {path.stem} model")
+            random_models.write_random_model(path, shape, tokenizer, seed)
+        note("loading in a fresh process")
+        loading = in_fresh_process(load_and_generate, *paths)
+        found = run_roofline(*paths, rounds=rounds, progress=note)
+    steps, draft_step = found.measurements.target_steps, found.measurements.draft_step
+    seconds = {step.num_rows: step.seconds for step in steps}
+    speedups = [allowed_speedup(acceptance, seconds, draft_step.seconds) for acceptance in SHAPE_ACCEPTANCES]
+    return {
+        "shape": name,
+        "backend": found.backend,
+        "rounds": rounds,
+        **loading,
+        "t_ms": {step.num_rows: 1e3 * step.seconds for step in steps},
+        "t_ratio": {step.num_rows: step.seconds / seconds[1] for step in steps},
+        "floor_ratio": {step.num_rows: 1 / step.floor_share for step in steps},
+        "draft_step_ms": 1e3 * draft_step.seconds,
+        "draft_step_floor_ratio": 1 / draft_step.floor_share,
+        "allowed_speedup": {speedup.token_acceptance: speedup.speedup for speedup in speedups},
+        "allowed_at_proposal_length": {speedup.token_acceptance: speedup.proposal_length for speedup in speedups},
+        "bandwidth_bytes_per_second": found.measurements.bytes_per_second.median,
+        "integer_peak_macs_per_second": found.measurements.macs_per_second.median,
+        "weight_bytes": steps[0].num_bytes,
+    }
+
+
 def table(report: dict[str, Any]) -> str:
     """What a person wants to see first."""
     modes = list(report["llamacpp_t_ms"])
@@ -412,20 +453,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Measure what a step costs; the last line of stdout is one JSON object."
     )
-    parser.add_argument("--model", default=default_target, help="target: a catalog name or a GGUF file")
-    parser.add_argument("--draft-model", default=default_draft, help="draft model: likewise")
+    parser.add_argument("--model", help=f"target: a catalog name or a GGUF file ({default_target})")
+    parser.add_argument("--draft-model", help=f"draft model: likewise ({default_draft})")
+    parser.add_argument("--shape", choices=random_models.PAIRS, help="a pair with random weights in the shapes of this")
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is measured (7)")
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if options.shape is not None and (options.model is not None or options.draft_model is not None):
+        parser.error("--shape brings its own models")
     try:
-        report = measure(find_file(options.model), find_file(options.draft_model), options.rounds)
+        if options.shape is not None:
+            report = measure_shape(options.shape, options.rounds)
+        else:
+            models = options.model or default_target, options.draft_model or default_draft
+            report = measure(*map(find_file, models), options.rounds)
     except PilotfishError as error:
         note(f"error: {error}")
         sys.exit(2)
     if not options.json:
-        print(table(report))
+        print(table(report) if options.shape is None else "\n".join(f"{name}: {show(report[name])}" for name in report))
     print(json.dumps(report))
 
 

@@ -9,6 +9,32 @@
 
 namespace {
 
+// The RMS norms that each query and each key head of a layer goes through before it is rotated.
+class HeadNorms {
+ public:
+  // query and key: float [head_dim].
+  HeadNorms(uintptr_t query, float query_eps, uintptr_t key, float key_eps, int64_t head_dim)
+      : query_(pointer<const float>(query), pointer<const float>(query) + head_dim),
+        key_(pointer<const float>(key), pointer<const float>(key) + head_dim),
+        query_eps_(query_eps),
+        key_eps_(key_eps) {}
+
+  int64_t head_dim() const { return static_cast<int64_t>(query_.size()); }
+
+  // One row's query and key heads, in place.
+  void apply(const Kernels& kernels, const AttentionBatch& batch, float* qkv) const {
+    for (int64_t head = 0; head < batch.num_heads + batch.num_kv_heads; head++, qkv += head_dim()) {
+      const bool is_query = head < batch.num_heads;
+      kernels.add_rms_norm(qkv, nullptr, (is_query ? query_ : key_).data(), is_query ? query_eps_ : key_eps_, head_dim(),
+                           qkv);
+    }
+  }
+
+ private:
+  std::vector<float> query_, key_;
+  float query_eps_, key_eps_;
+};
+
 // The attention of one forward: what all its layers share.
 class Attention {
  public:
@@ -52,9 +78,10 @@ class Attention {
               head_dim};
   }
 
-  // qkv [num_rows, (num_heads + 2 num_kv_heads) · head_dim], of which queries and keys are rotated in place;
-  // y [num_rows, num_heads · head_dim].
-  void run(int64_t layer, float* qkv, float* y) const {
+  // qkv [num_rows, (num_heads + 2 num_kv_heads) · head_dim], of which queries and keys are normed (norms: or null) and
+  // rotated in place; y [num_rows, num_heads · head_dim].
+  void run(int64_t layer, const HeadNorms* norms, float* qkv, float* y) const {
+    require(norms == nullptr || norms->head_dim() == batch_.head_dim, "the head norms are of another size");
     const int64_t layer_size = num_pages_ * batch_.page_size * batch_.num_kv_heads * batch_.head_dim;
     const LayerCache cache = {cache_.keys + layer * layer_size, cache_.values + layer * layer_size,
                               cache_.filled + layer * num_pages_};
@@ -80,6 +107,7 @@ class Attention {
       const FloatMode mode;
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < batch_.num_rows; row++) {
+        if (norms != nullptr) norms->apply(*variant_.kernels, batch_, qkv + row * batch_.row_size());
         variant_.kernels->rotary_write(batch_, cache, row, qkv + row * batch_.row_size());
       }
       for (int64_t first = 0; first < batch_.num_rows; first += at_once) {

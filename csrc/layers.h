@@ -48,11 +48,10 @@ class LinearLayer {
   LinearLayer(const LinearLayer&) = delete;
   LinearLayer& operator=(const LinearLayer&) = delete;
 
-  // A file's rows of num_outputs × k weights; bias: float [num_outputs], or 0.
-  void add(int type, uintptr_t rows, int64_t num_outputs, uintptr_t bias) {
+  // A matrix of num_outputs × k weights, whose rows come with `pack`; bias: float [num_outputs], or 0.
+  void add(int type, int64_t num_outputs, uintptr_t bias) {
     Part part;
     part.type = static_cast<WeightType>(type);
-    part.rows = pointer<const uint8_t>(rows);
     part.num_outputs = num_outputs;
     const BlockShape shape = block_shape(part.type);
     part.panel_bytes = k_ / shape.weights * shape.panel_bytes;
@@ -65,21 +64,23 @@ class LinearLayer {
     parts_.push_back(std::move(part));
   }
 
-  // Repacks what was added into num_bytes() bytes of a buffer that outlives this layer; the file's rows are not needed
-  // afterwards. Gate and up lie panel by panel beside each other: the order in which they are read.
-  void pack(const Buffer& buffer, int64_t offset) {
+  // Repacks the file's rows of each matrix that was added into num_bytes() bytes of a buffer that outlives this layer.
+  // Gate and up lie panel by panel beside each other: the order in which they are read.
+  void pack(const Buffer& buffer, int64_t offset, const std::vector<uintptr_t>& rows) {
     if (offset < 0 || offset + num_bytes_ > static_cast<int64_t>(buffer.size())) {
       throw std::out_of_range("the packed weights do not fit into the buffer");
     }
+    if (rows.size() != parts_.size()) throw std::invalid_argument("linear: each matrix needs its rows");
     packed_ = pointer<uint8_t>(buffer.address()) + offset;
     int64_t start = 0;
-    for (Part& part : parts_) {
+    for (size_t i = 0; i < parts_.size(); i++) {
+      Part& part = parts_[i];
       part.start = start;
       part.stride = gated_ ? parts_[0].panel_bytes + parts_[1].panel_bytes : part.panel_bytes;
       start += gated_ ? part.panel_bytes : part.panels() * part.panel_bytes;
 #pragma omp parallel for schedule(static) num_threads(variant_.threads)
       for (int64_t panel = 0; panel < part.panels(); panel++) {
-        pack_panel(part.type, part.rows, part.num_outputs, k_, panel, address(part, panel));
+        pack_panel(part.type, pointer<const uint8_t>(rows[i]), part.num_outputs, k_, panel, address(part, panel));
       }
     }
   }
@@ -129,7 +130,6 @@ class LinearLayer {
  private:
   struct Part {
     WeightType type;
-    const uint8_t* rows;
     int64_t num_outputs, panel_bytes;
     int64_t column;                 // where its outputs stand in a row
     int64_t start = 0, stride = 0;  // where its panels lie
@@ -209,17 +209,19 @@ class LinearLayer {
   uint8_t* packed_ = nullptr;
 };
 
-// The products of one layer, in their order.
+// One layer, in its order.
 struct DecoderLayer {
-  const LinearLayer *qkv, *attention_output, *gate_up, *down;
+  const LinearLayer* qkv;
+  const HeadNorms* head_norms;  // or null
+  const LinearLayer *attention_output, *gate_up, *down;
 };
 
 // All layers of a model, so that a forward is one call.
 class DecoderLayers {
  public:
-  void add(const LinearLayer& qkv, const LinearLayer& attention_output, const LinearLayer& gate_up,
-           const LinearLayer& down) {
-    layers_.push_back({&qkv, &attention_output, &gate_up, &down});
+  void add(const LinearLayer& qkv, const HeadNorms* head_norms, const LinearLayer& attention_output,
+           const LinearLayer& gate_up, const LinearLayer& down) {
+    layers_.push_back({&qkv, head_norms, &attention_output, &gate_up, &down});
   }
 
   // x [num_rows, hidden_size] goes through all layers, in place.
@@ -234,7 +236,7 @@ class DecoderLayers {
     for (size_t i = 0; i < layers_.size(); i++) {
       const DecoderLayer& layer = layers_[i];
       layer.qkv->run(x, i == 0 ? nullptr : delta, num_rows, qkv);
-      attention.run(static_cast<int64_t>(i), qkv, attended);
+      attention.run(static_cast<int64_t>(i), layer.head_norms, qkv, attended);
       layer.attention_output->run(attended, nullptr, num_rows, delta);
       layer.gate_up->run(x, delta, num_rows, gated);
       layer.down->run(gated, nullptr, num_rows, delta);

@@ -50,6 +50,9 @@ NB_MODULE(_kernels, m) {
            free_gil)
       .def("dot_products", &Variant::dot_products, nb::arg("iterations"), free_gil)
       .def("read_memory", &Variant::read_memory, nb::arg("address"), nb::arg("size"), free_gil);
+  nb::class_<HeadNorms>(m, "HeadNorms")
+      .def(nb::init<uintptr_t, float, uintptr_t, float, int64_t>(), nb::arg("query"), nb::arg("query_eps"),
+           nb::arg("key"), nb::arg("key_eps"), nb::arg("head_dim"));
   nb::class_<Attention>(m, "Attention")
       .def(nb::init<const Variant&, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t,
                     uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
@@ -61,16 +64,15 @@ NB_MODULE(_kernels, m) {
            nb::arg("num_kv_heads"), nb::arg("head_dim"))
       .def(
           "run",
-          [](const Attention& self, int64_t layer, uintptr_t qkv, uintptr_t y) {
-            self.run(layer, pointer<float>(qkv), pointer<float>(y));
+          [](const Attention& self, int64_t layer, const HeadNorms* norms, uintptr_t qkv, uintptr_t y) {
+            self.run(layer, norms, pointer<float>(qkv), pointer<float>(y));
           },
-          nb::arg("layer"), nb::arg("qkv"), nb::arg("y"), free_gil);
+          nb::arg("layer"), nb::arg("norms").none(), nb::arg("qkv"), nb::arg("y"), free_gil);
   nb::class_<LinearLayer>(m, "LinearLayer")
       .def(nb::init<const Variant&, int64_t, uintptr_t, float, bool>(), nb::arg("variant"), nb::arg("k"),
            nb::arg("norm"), nb::arg("eps"), nb::arg("gated"))
-      .def("add", &LinearLayer::add, nb::arg("type"), nb::arg("rows"), nb::arg("num_outputs"), nb::arg("bias"),
-           free_gil)
-      .def("pack", &LinearLayer::pack, nb::arg("buffer"), nb::arg("offset"), nb::keep_alive<1, 2>(), free_gil)
+      .def("add", &LinearLayer::add, nb::arg("type"), nb::arg("num_outputs"), nb::arg("bias"), free_gil)
+      .def("pack", &LinearLayer::pack, nb::arg("buffer"), nb::arg("offset"), nb::arg("rows"), nb::keep_alive<1, 2>(), free_gil)
       .def(
           "run",
           [](const LinearLayer& self, uintptr_t x, uintptr_t delta, int64_t num_rows, uintptr_t y) {
@@ -81,8 +83,9 @@ NB_MODULE(_kernels, m) {
       .def_prop_ro("num_bytes", &LinearLayer::num_bytes);
   nb::class_<DecoderLayers>(m, "DecoderLayers")
       .def(nb::init<>())
-      .def("add", &DecoderLayers::add, nb::arg("qkv"), nb::arg("attention_output"), nb::arg("gate_up"), nb::arg("down"),
-           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+      .def("add", &DecoderLayers::add, nb::arg("qkv"), nb::arg("head_norms").none(), nb::arg("attention_output"),
+           nb::arg("gate_up"), nb::arg("down"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
       .def(
           "run",
           [](const DecoderLayers& self, const Attention& attention, uintptr_t x, int64_t num_rows) {

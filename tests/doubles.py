@@ -39,6 +39,7 @@ def scripted_config(context_length: int = 512) -> ModelConfig:
         rms_norm_eps=1e-6,
         rope_theta=10000.0,
         qkv_bias=False,
+        qk_norm=False,
     )
 
 

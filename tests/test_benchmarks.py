@@ -17,22 +17,32 @@ from doubles import FakeClock
 from tiny_models import WIDE, tiny_config, write_tiny_model
 from torch import Tensor
 
+import pilotfish
 from pilotfish.errors import NonFiniteLogitsError
+from pilotfish.formats.gguf import GGUFFile
+from pilotfish.formats.gguf_model import read_model
 from pilotfish.model.calibrate import ForwardWork, MachineLimits, WithLimits
+from pilotfish.ops.reference import dense
+from pilotfish.types import WeightType
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def load_benchmark(name: str) -> ModuleType:
-    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    path = BENCHMARKS / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(BENCHMARKS))
     spec.loader.exec_module(module)
+    sys.path.remove(str(BENCHMARKS))  # or transformers would take kernels.py for a package that it knows by that name
     return module
 
 
 accuracy = load_benchmark("accuracy")
 kernels = load_benchmark("kernels")
+random_models = load_benchmark("random_models")
 
 REFERENCE = [[0.5, 0.25, 0.25], [0.75, 0.125, 0.125], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]
 OTHER = [[0.25, 0.5, 0.25], [0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]
@@ -252,6 +262,45 @@ def test_kernels_lets_threads_sleep_and_wakes_others_only_when_the_party_changes
         take(party)
     changed = [["sleep", f"wake {party}", party] for party in ("ours", "theirs", "ours")]
     assert events == [*changed[0], "ours", *changed[1], "theirs", *changed[2]]
+
+
+TINY = random_models.Shape(num_layers=9, hidden_size=256, intermediate_size=512, num_heads=4, num_kv_heads=2)
+
+
+def test_random_models_have_a_real_ones_parts_and_finite_logits(tmp_path: Path) -> None:
+    tokenizer = GGUFFile.open(write_tiny_model(tmp_path / "tiny.gguf", "qwen3"))
+    random_models.write_random_model(tmp_path / "random.gguf", TINY, tokenizer, seed=0)
+    config, tensors = read_model(GGUFFile.open(tmp_path / "random.gguf"))
+    assert (config.architecture, config.num_layers, config.head_dim, config.num_kv_heads) == ("qwen3", 9, 128, 2)
+    assert tensors["output.weight"] is tensors["token_embd.weight"]
+    six_bits = [index for index in range(9) if tensors[f"blk.{index}.ffn_down.weight"].weight_type is WeightType.Q6_K]
+    assert six_bits == [0, 3, 6, 7, 8]  # the first eighth, the last, and every third between
+    for name in ("token_embd.weight", "blk.3.attn_q.weight", "blk.0.ffn_down.weight"):
+        weights = dense(tensors[name])
+        assert abs(weights.mean()) < 0.2 * weights.std()
+        assert weights.std().item() == pytest.approx(weights.shape[1] ** -0.5, rel=0.3)
+    model, _ = pilotfish.load(tmp_path / "random.gguf")
+    logits = pilotfish.next_token_logits(model, [1, 2, 3])
+    assert logits.isfinite().sum() > 200
+    assert 0.1 < logits[logits.isfinite()].std() < 100
+
+
+def test_kernels_measures_a_pair_with_random_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf", "qwen3")
+    monkeypatch.setattr(kernels, "find_file", lambda name: path)
+    monkeypatch.setattr(kernels, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    monkeypatch.setitem(random_models.PAIRS, "tiny", (TINY, TINY))
+    monkeypatch.setattr(kernels, "random_models", random_models)
+    report = kernels.measure_shape("tiny", 1)
+    assert report["t_ratio"][1] == 1
+    assert report["allowed_speedup"].keys() == report["allowed_at_proposal_length"].keys() == {0.6, 0.75, 0.9}
+    for acceptance, speedup in report["allowed_speedup"].items():
+        length = report["allowed_at_proposal_length"][acceptance]
+        tokens = (1 - acceptance ** (length + 1)) / (1 - acceptance)
+        step = length * report["draft_step_ms"] + report["t_ms"][length + 1]
+        assert speedup == pytest.approx(tokens * report["t_ms"][1] / step)
+    assert report["load_seconds"] > 0
+    json.dumps(report)
 
 
 class FakeExtension:

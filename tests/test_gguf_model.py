@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tiny_models import (
     ARCHITECTURES,
+    ROPE_FACTORS,
     TinyTensor,
     Weights,
     permute_rows,
@@ -24,7 +25,8 @@ from tiny_models import (
 from pilotfish.config import ModelConfig
 from pilotfish.errors import FormatError, PilotfishError, UnsupportedModelError
 from pilotfish.formats.gguf import GGUFFile
-from pilotfish.formats.gguf_model import read_model, tensor_shapes, unpermute_rows
+from pilotfish.formats.gguf_model import read_model, unpermute_rows
+from pilotfish.formats.model_checks import tensor_shapes
 from pilotfish.types import RawTensor, WeightType
 
 # Spelled out here too: an option that falls out of the source's table must be missed.
@@ -32,7 +34,6 @@ OPTIONS_THAT_MUST_BE_OFF: dict[str, tuple[object, object]] = {
     "rope.scaling.type": ("none", "yarn"),
     "rope.scale_linear": (1.0, 4.0),
     "rope.scaling.factor": (1.0, 8.0),
-    "attention.sliding_window": (0, 4096),
     "attention.scale": (0.0, 0.125),
     "attn_logit_softcapping": (0.0, 50.0),
     "final_logit_softcapping": (0.0, 30.0),
@@ -149,11 +150,35 @@ def test_a_missing_key_is_named(refusal: Callable[..., PilotfishError], architec
     assert f"{architecture}.{key}" in str(refusal(FormatError, {key: None}))
 
 
-@pytest.mark.parametrize("name", ["gemma2", "LLAMA", 1, True, ["llama"], None], ids=str)
+@pytest.mark.parametrize("name", ["falcon", "LLAMA", 1, True, ["llama"], None], ids=str)
 def test_another_architecture_is_named(refusal: Callable[..., PilotfishError], name: object) -> None:
     error = refusal(UnsupportedModelError, {"general.architecture": name})
     assert repr(name) in str(error)
-    assert "llama, qwen2" in str(error)
+    assert "llama, qwen2, qwen3" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"general.architecture": "gemma3"}, "sliding-window"),
+        ({"general.architecture": "gpt-oss"}, "sliding-window"),
+        ({"general.architecture": "mamba2"}, "recurrent"),
+        ({"general.architecture": "qwen3next"}, "recurrent"),
+        ({"attention.sliding_window": 4096}, "sliding-window"),
+        ({"ssm.state_size": 16}, "recurrent"),
+    ],
+    ids=str,
+)
+def test_a_cache_that_cannot_be_rewound_is_refused_with_the_reason(
+    refusal: Callable[..., PilotfishError], values: dict[str, object], reason: str
+) -> None:
+    error = refusal(UnsupportedModelError, values)
+    assert f"{reason} layers" in str(error)
+    assert "neither target nor draft" in str(error)
+
+
+def test_a_window_that_is_switched_off_says_nothing(read: Read, architecture: str) -> None:
+    assert read({"attention.sliding_window": 0})[0] == tiny_config(architecture)
 
 
 @pytest.mark.parametrize("key", OPTIONS_THAT_MUST_BE_OFF)
@@ -212,12 +237,30 @@ def test_every_tensor_is_needed_and_named(refusal: Callable[..., PilotfishError]
 
 
 @pytest.mark.parametrize(
-    "name", ["blk.0.attn_q_norm.weight", "blk.2.attn_q.weight", "blk.0.attn_output.bias", "rope_freqs.weight", "x"]
+    "name", ["blk.0.ffn_norm.bias", "blk.2.attn_q.weight", "blk.0.attn_output.bias", "rope_factors_long.weight", "x"]
 )
 def test_a_tensor_too_many_is_named(refusal: Callable[..., PilotfishError], architecture: str, name: str) -> None:
     extra = {name: TinyTensor(np.ones((64, 4), np.float32), gguf.GGMLQuantizationType.F32)}
     error = refusal(UnsupportedModelError, tensors=tiny_tensors(tiny_config(architecture)) | extra)
     assert f"'{name}'" in str(error)
+
+
+def test_factors_of_the_rotary_frequencies_are_read(read: Read, architecture: str) -> None:
+    config = tiny_config(architecture, rope_factors=ROPE_FACTORS)
+    assert read(config=config)[0] == config
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [[1.0] * 7, [1.0] * 9, [*[1.0] * 7, 0.0], [*[1.0] * 7, -2.0], [*[1.0] * 7, math.nan], [math.inf] * 8, [[1.0] * 8]],
+    ids=str,
+)
+def test_factors_that_cannot_be_are_refused(
+    refusal: Callable[..., PilotfishError], architecture: str, factors: list[float]
+) -> None:
+    tensor = TinyTensor(np.array(factors, np.float32), gguf.GGMLQuantizationType.F32)
+    error = refusal(FormatError, tensors=tiny_tensors(tiny_config(architecture)) | {"rope_freqs.weight": tensor})
+    assert "rotary" in str(error) or "rope_freqs.weight" in str(error)
 
 
 @pytest.mark.parametrize("architecture", ["llama"], indirect=True)
@@ -258,7 +301,7 @@ def test_a_tied_model_shares_the_embedding(read: Read, architecture: str) -> Non
     assert tied["output.weight"] is tied["token_embd.weight"]
     _, untied = read(tensors=tiny_tensors(tiny_config(architecture), output="untied"))
     assert untied["output.weight"] is not untied["token_embd.weight"]
-    assert not np.array_equal(untied["output.weight"].data, untied["token_embd.weight"].data)
+    assert not np.array_equal(untied["output.weight"].read(), untied["token_embd.weight"].read())
 
 
 def test_all_tensors_come_in_the_row_order_of_hugging_face(read: Read, architecture: str) -> None:
@@ -266,17 +309,17 @@ def test_all_tensors_come_in_the_row_order_of_hugging_face(read: Read, architect
     _, found = read(tensors=tensors)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert np.array_equal(found[name].data, tensor.data.view(np.uint8).reshape(found[name].data.shape)), name
+        data = found[name].read()
+        assert np.array_equal(data, tensor.data.view(np.uint8).reshape(data.shape)), name
 
 
 @pytest.mark.parametrize("num_heads", [1, 2, 5])
 @pytest.mark.parametrize("head_dim", [2, 4, 64])
 def test_unpermuting_undoes_the_converter(num_heads: int, head_dim: int) -> None:
     data = np.random.default_rng(0).integers(0, 256, (num_heads * head_dim, 34), dtype=np.uint8)
-    stored = RawTensor(
-        "blk.0.attn_q.weight", WeightType.Q8_0, (num_heads * head_dim, 32), permute_rows(data, num_heads)
-    )
+    permuted = permute_rows(data, num_heads)
+    stored = RawTensor("blk.0.attn_q.weight", WeightType.Q8_0, (num_heads * head_dim, 32), lambda: permuted)
     found = unpermute_rows(stored, head_dim)
-    assert np.array_equal(found.data, data)
-    assert replace(found, data=stored.data) == stored
-    assert head_dim == 2 or not np.array_equal(stored.data, data)
+    assert np.array_equal(found.read(), data)
+    assert found == stored
+    assert head_dim == 2 or not np.array_equal(permuted, data)

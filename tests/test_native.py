@@ -26,7 +26,7 @@ from pilotfish import _kernels
 from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.model import ForwardInput, Transformer, run_forward
 from pilotfish.ops import reference
-from pilotfish.ops.backend import AttentionInputs, LayerWeights, Norm, Projection
+from pilotfish.ops.backend import AttentionInputs, HeadNorms, LayerWeights, Norm, Projection
 from pilotfish.ops.cores import num_usable_cores
 from pilotfish.ops.native import _TYPES, NativeBackend, choose_backend
 from pilotfish.types import RawTensor, WeightType
@@ -49,19 +49,20 @@ def matrix(kind: WeightType, num_rows: int, num_columns: int, seed: int = 0, ext
         kept = blocks[:, scales.get(kind, slice(0, 2))].copy()
         blocks[:] = rng.choice(np.array([0, 255, 0x80, 0x7F], np.uint8), (len(blocks), 1))
         blocks[:, scales.get(kind, slice(0, 2))] = kept
-    return RawTensor("w", kind, (num_rows, num_columns), data.reshape(num_rows, -1))
+    return RawTensor("w", kind, (num_rows, num_columns), lambda: data.reshape(num_rows, -1))
 
 
 def float_matrix(kind: WeightType, values: torch.Tensor) -> RawTensor:
     dtype = {WeightType.F32: torch.float32, WeightType.F16: torch.float16, WeightType.BF16: torch.bfloat16}[kind]
-    return RawTensor("w", kind, tuple(values.shape), values.to(dtype).contiguous().view(torch.uint8).numpy())
+    data = values.to(dtype).contiguous().view(torch.uint8).numpy()
+    return RawTensor("w", kind, tuple(values.shape), lambda: data)
 
 
 def values_of(weight: RawTensor) -> np.ndarray:
     """float64 [out, in], by the `gguf` package."""
     if weight.weight_type == WeightType.BF16:
-        return torch.from_numpy(weight.data).view(torch.bfloat16).double().numpy()
-    return gguf.dequantize(weight.data, gguf.GGMLQuantizationType[weight.weight_type.label]).astype(np.float64)
+        return torch.from_numpy(weight.read()).view(torch.bfloat16).double().numpy()
+    return gguf.dequantize(weight.read(), gguf.GGMLQuantizationType[weight.weight_type.label]).astype(np.float64)
 
 
 def columns(kind: WeightType, blocks: int) -> int:
@@ -142,7 +143,7 @@ def test_fused_products_are_the_separate_ones(kinds: list[WeightType], isa: str)
             outputs = NativeBackend(_kernels, isa, threads).make_linear(projections, norm)(summed, delta)
             assert torch.equal(summed, x + delta)
             for output, projection in zip(outputs.split(sizes, dim=1), projections, strict=True):
-                bias = torch.from_numpy(projection.bias.data).view(torch.float32)
+                bias = torch.from_numpy(projection.bias.read()).view(torch.float32)
                 assert torch.equal(output, layer(projection.weight)(normed) + bias)
 
 
@@ -405,7 +406,12 @@ def layer_weights(hidden: int = 64, intermediate: int = 96, heads: int = 2, kv_h
     norm = Norm(torch.ones(hidden), 1e-6)
     qkv = [projection(32 * count, hidden) for count in (heads, kv_heads, kv_heads)]
     gate, up = (projection(intermediate, hidden) for _ in range(2))
-    return LayerWeights(norm, qkv, projection(hidden, 32 * heads), norm, gate, up, projection(hidden, intermediate))
+    output, down = projection(hidden, 32 * heads), projection(hidden, intermediate)
+    return LayerWeights(norm, qkv, head_norms(32), output, norm, gate, up, down)
+
+
+def head_norms(head_dim: int) -> HeadNorms:
+    return HeadNorms(Norm(1 + normal(head_dim, seed=3), 1e-6), Norm(1 + normal(head_dim, seed=4), 1e-3))
 
 
 LAYER = 1  # of two: what is written to the other one would be noticed
@@ -416,11 +422,12 @@ class AttentionCase(AttentionInputs):
     """New rows of several sequences, and the cache that holds what stands before them."""
 
     qkv: torch.Tensor
+    norms: HeadNorms | None = None
 
     def run(self, ops) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows' results, and the cache afterwards: keys, values and filled."""
         fresh = replace(self, keys=self.keys.clone(), values=self.values.clone(), filled=torch.zeros_like(self.filled))
-        found = ops.make_attention(fresh)(LAYER, self.qkv.clone())
+        found = ops.make_attention(fresh)(LAYER, self.qkv.clone(), self.norms)
         return found, fresh.keys, fresh.values, fresh.filled
 
     def row_alone(self, row: int) -> AttentionCase:
@@ -437,7 +444,13 @@ class AttentionCase(AttentionInputs):
 
 
 def attention_case(
-    lengths: list[int], rows: list[int], page_size: int, heads: int = 6, kv_heads: int = 2, head_dim: int = 64
+    lengths: list[int],
+    rows: list[int],
+    page_size: int,
+    heads: int = 6,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    with_norms: bool = False,
 ) -> AttentionCase:
     """Sequences of `lengths` tokens whose last `rows` are new, in shuffled pages. Slots of no token hold NaN."""
     num_pages = [-(-length // page_size) for length in lengths]
@@ -469,6 +482,7 @@ def attention_case(
         values,
         torch.zeros(keys.shape[:2], dtype=torch.int32),
         normal(sum(rows), (heads + 2 * kv_heads) * head_dim, seed=2),
+        head_norms(head_dim) if with_norms else None,
     )
 
 
@@ -479,23 +493,27 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("head_dim", [16, 20, 64, 80, 128])
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_attention_is_close_to_the_reference_and_writes_the_same_cache(head_dim: int, page_size: int, isa: str) -> None:
-    case = attention_case([40, 7, 1300], [3, 7, 1], page_size, head_dim=head_dim)
+@pytest.mark.parametrize(("page_size", "with_norms"), [(1, False), (16, False), (16, True)])
+def test_attention_is_close_to_the_reference_and_writes_the_same_cache(
+    head_dim: int, page_size: int, with_norms: bool, isa: str
+) -> None:
+    case = attention_case([40, 7, 1300], [3, 7, 1], page_size, head_dim=head_dim, with_norms=with_norms)
     # As values: what float16 rounds, overflows to, and holds as a subnormal number. Nobody sees the last row's.
     case.qkv[9, -8:] = torch.tensor([65519.0, 65520.0, 1e-7, 3e-8, 2.9e-8, -6.1e-5, torch.inf, 2049.0])
     found, expected = case.run(backend(isa, 2)), case.run(reference.ReferenceBackend())
     seen = [row for row in range(11) if row != 9]
-    assert torch.allclose(found[0][seen], expected[0][seen], rtol=1e-5, atol=1e-6)
+    # A norm's sum may round otherwise, which can push a key over the edge between two float16.
+    bounds = (1e-3, 1e-4) if with_norms else (1e-5, 1e-6)
+    assert torch.allclose(found[0][seen], expected[0][seen], *bounds)
     for cache, wanted in zip(found[1:], expected[1:], strict=True):
-        assert same(cache, wanted)
+        assert torch.allclose(cache, wanted, 2**-10, 2**-24, equal_nan=True) if with_norms else same(cache, wanted)
     assert int(found[3].max()) == int((case.positions % page_size).max()) + 1
     assert found[1][0].isnan().all()  # the other layer
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
-def test_attention_rows_are_independent_and_variants_equal(page_size: int, isa: str) -> None:
+@pytest.mark.parametrize(("page_size", "with_norms"), [(1, False), (4, True), (16, False), (64, True)])
+def test_attention_rows_are_independent_and_variants_equal(page_size: int, with_norms: bool, isa: str) -> None:
     lengths, rows = [50, 3, 1300], [9, 3, 2]  # the last over several chunks of the context
     expected = attention_case(lengths, rows, 16).run(backend())[0]
     case = attention_case(lengths, rows, page_size)
@@ -609,7 +627,7 @@ def test_layers_check_what_they_are_given() -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_packed_bytes_stay_near_the_files(kind: WeightType) -> None:
     weight = matrix(kind, 64, columns(kind, 4))
-    assert backend().make_linear([Projection(weight)]).num_bytes <= 1.03 * weight.data.size
+    assert backend().make_linear([Projection(weight)]).num_bytes <= 1.03 * weight.read().size
 
 
 def test_environment_chooses_the_kernels() -> None:

@@ -15,6 +15,7 @@ import torch
 from tiny_models import (
     ARCHITECTURES,
     K_TYPES,
+    ROPE_FACTORS,
     WEIGHT_TYPES,
     WIDE,
     random_blocks,
@@ -29,6 +30,7 @@ from pilotfish import _kernels
 from pilotfish.errors import InvariantError, NonFiniteLogitsError
 from pilotfish.kvcache import DenseCache, KVCache, PagedCache, PagePool
 from pilotfish.model import ForwardBatch, ForwardInput, Transformer, run_forward
+from pilotfish.model.transformer import RotaryTables
 from pilotfish.ops import reference as ops
 from pilotfish.ops.backend import LinearLayer, Norm, Projection
 from pilotfish.ops.dequantize import dequantize
@@ -137,8 +139,9 @@ def test_rows_may_lie_anywhere_in_memory(kind: str) -> None:
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_dense_fills_in_chunks(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(ops, "_CHUNK_WEIGHTS", 256 * 3)
-    raw = RawTensor("x", WeightType[kind], (2, 5, 256), random_rows(kind, 10))
-    assert same_bits(ops.dense(raw), oracle_values(raw.data, kind).view(2, 5, 256))
+    data = random_rows(kind, 10)
+    raw = RawTensor("x", WeightType[kind], (2, 5, 256), lambda: data)
+    assert same_bits(ops.dense(raw), oracle_values(data, kind).view(2, 5, 256))
 
 
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
@@ -599,3 +602,18 @@ def test_a_batch_is_contiguous_int32(tensor: Tensor) -> None:
     for name in names:
         with pytest.raises(InvariantError, match=name):
             ForwardBatch(**(dict.fromkeys(names, good) | {name: tensor}))
+
+
+def test_rotary_tables_have_the_same_bits_however_they_grow() -> None:
+    config = tiny_config("llama", context_length=20_000, rope_factors=ROPE_FACTORS)
+    at_once, slowly = RotaryTables(config), RotaryTables(config)
+    assert len(at_once.up_to(0)[0]) < 5000
+    for position in range(0, 12_000, 700):
+        tables = slowly.up_to(position)
+        assert len(tables[0]) == len(tables[1]) > position
+    for found, expected in zip(tables, at_once.up_to(position), strict=True):
+        assert same_bits(found, expected)
+    frequencies = 50000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16) / torch.tensor(ROPE_FACTORS).double()
+    angles = torch.arange(len(tables[0])).double()[:, None] * frequencies
+    assert_close(tables[0], angles.cos(), 1e-7)
+    assert_close(tables[1], angles.sin(), 1e-7)

@@ -14,6 +14,7 @@ from tiny_models import (
     ARCHITECTURES,
     K_TYPES,
     OUTPUTS,
+    ROPE_FACTORS,
     WEIGHT_TYPES,
     WIDE,
     Weights,
@@ -38,6 +39,8 @@ RELATIVE_BOUND = 1e-5
 order of their sums, worth about 1e-6; a wrong eps, theta or row order is worth 1e-3 and more."""
 _HF_NAMES = {
     "attn_norm": "input_layernorm",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -70,6 +73,7 @@ def oracle(config: ModelConfig, tensors: Weights) -> Any:
     classes: dict[str, tuple[Any, Any]] = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     }
     config_class, model_class = classes[config.architecture]
     model = model_class(
@@ -88,8 +92,10 @@ def oracle(config: ModelConfig, tensors: Weights) -> Any:
             attn_implementation="eager",
         )
     )
-    state = {hf_name(name): torch.tensor(values) for name, values in float_weights(tensors).items()}
-    model.load_state_dict(state, strict=True)
+    weights = float_weights(tensors)
+    factors = torch.tensor(weights.pop("rope_freqs.weight", np.ones(config.head_dim // 2, np.float32)))
+    model.load_state_dict({hf_name(name): torch.tensor(values) for name, values in weights.items()}, strict=True)
+    model.model.rotary_emb.inv_freq /= factors
     return model.to(torch.float32).eval()
 
 
@@ -143,6 +149,7 @@ def test_tiny_models_give_the_logits_of_transformers(
         {"num_heads": 1, "num_kv_heads": 1, "head_dim": 64},
         {"rope_theta": 1e6},
         {"rope_theta": 100.0},
+        {"rope_factors": ROPE_FACTORS},
         {"rms_norm_eps": 0.5},
         {"num_layers": 5},
     ],

@@ -22,7 +22,7 @@ from pilotfish.kvcache import DenseCache, KVCache, PagedCache, PagePool
 from pilotfish.kvcache import base as kvcache_base
 from pilotfish.kvcache import dense as kvcache_dense
 from pilotfish.model import ForwardInput, Transformer, run_forward
-from pilotfish.ops.backend import AttentionInputs, AttentionLayers
+from pilotfish.ops.backend import AttentionInputs, AttentionLayers, HeadNorms
 from pilotfish.ops.reference import ReferenceBackend
 
 CONFIG = tiny_config(num_layers=2, num_kv_heads=1, num_heads=1, head_dim=2, context_length=40)
@@ -665,11 +665,11 @@ def test_a_forward_that_fails_leaves_every_cache_as_it_was(tmp_path: Path, monke
     def failing(inputs: AttentionInputs) -> AttentionLayers:
         layers = honest(inputs)
 
-        def attend(layer: int, qkv: Tensor) -> Tensor:
+        def attend(layer: int, qkv: Tensor, norms: HeadNorms | None = None) -> Tensor:
             calls.append(len(qkv))
             if len(calls) == 4:
                 raise RuntimeError("injected")
-            return layers(layer, qkv)
+            return layers(layer, qkv, norms)
 
         return attend
 

@@ -20,7 +20,7 @@ import torch
 
 from pilotfish.config import ModelConfig
 
-ARCHITECTURES = ("llama", "qwen2")
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 WEIGHT_TYPES = ("F32", "F16", "Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
 K_TYPES = ("Q4_K", "Q6_K")
 """`gguf` cannot quantise to these, so their blocks are drawn at random; rows are multiples of 256 (`WIDE`)."""
@@ -52,6 +52,10 @@ class TinyTensor:
         return gguf.dequantize(self.data, self.kind)
 
 
+ROPE_FACTORS = (1.0, 1.0, 1.5, 2.25, 3.0, 5.0, 8.0, 8.0)
+"""Such as Llama 3's scaling gives, for the head size of `tiny_config`."""
+
+
 def tiny_config(architecture: str = "qwen2", **changes: Any) -> ModelConfig:
     """Two layers, two query heads to each key/value head, and no constant that happens to be a reader's default."""
     config = ModelConfig(
@@ -67,6 +71,7 @@ def tiny_config(architecture: str = "qwen2", **changes: Any) -> ModelConfig:
         rms_norm_eps=float(np.float32(3e-5)),
         rope_theta=50000.0,
         qkv_bias=architecture == "qwen2",
+        qk_norm=architecture == "qwen3",
     )
     return replace(config, **changes)
 
@@ -122,9 +127,15 @@ def tiny_tensors(
             tensors[name] = matrix(name, rows, columns, 1.5 * columns**-0.5)
             if config.qkv_bias and part in ("attn_q", "attn_k", "attn_v"):
                 tensors[f"blk.{index}.{part}.bias"] = vector(rows, 0, 0.5)
+        if config.qk_norm:
+            for part in ("attn_q_norm", "attn_k_norm"):
+                tensors[f"blk.{index}.{part}.weight"] = vector(config.head_dim, 1.5, 0.5)
         for part in ("attn_norm", "ffn_norm"):
             tensors[f"blk.{index}.{part}.weight"] = vector(hidden, 1, 0.1)
     tensors["output_norm.weight"] = vector(hidden, 1, 0.1)
+    if config.rope_factors is not None:
+        factors = np.array(config.rope_factors, np.float32)
+        tensors["rope_freqs.weight"] = TinyTensor(factors, gguf.GGMLQuantizationType.F32)
     if output == "copy":
         tensors["output.weight"] = tensors["token_embd.weight"]
     elif output == "untied":
@@ -198,7 +209,7 @@ def tiny_metadata(
         f"{name}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         f"{name}.rope.freq_base": config.rope_theta,
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2" if name == "qwen2" else "smollm",
+        "tokenizer.ggml.pre": "smollm" if name == "llama" else "qwen2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [_NORMAL] * len(normal) + [_CONTROL] * 3 + [_UNUSED] * num_unused,
         "tokenizer.ggml.merges": list(_MERGES),

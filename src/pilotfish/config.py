@@ -34,7 +34,11 @@ class ModelConfig:
     rms_norm_eps: float
     rope_theta: float
     qkv_bias: bool
-    """Whether the q, k and v projections add a bias (Qwen2) or not (Llama)."""
+    """Whether the q, k and v projections add a bias (Qwen2) or not (Llama, Qwen3)."""
+    qk_norm: bool
+    """Whether each query and key head goes through an RMS norm of its own before it is rotated (Qwen3)."""
+    rope_factors: tuple[float, ...] | None = None
+    """What divides each of the head_dim / 2 rotary frequencies (Llama 3); None divides none."""
 
     @property
     def macs_per_row(self) -> int:

@@ -25,11 +25,34 @@ class WeightType(Enum):
     F32 = ("F32", 1, 4)
     F16 = ("F16", 1, 2)
     BF16 = ("BF16", 1, 2)
-    Q8_0 = ("Q8_0", 32, 34)
+    Q4_0 = ("Q4_0", 32, 18)
     Q4_1 = ("Q4_1", 32, 20)
     Q5_0 = ("Q5_0", 32, 22)
+    Q5_1 = ("Q5_1", 32, 24)
+    Q8_0 = ("Q8_0", 32, 34)
     Q4_K = ("Q4_K", 256, 144)
+    Q5_K = ("Q5_K", 256, 176)
     Q6_K = ("Q6_K", 256, 210)
+    # MLX's affine quantisation: bits, weights per group and the type of scales. A block is a group's scale, its bias
+    # and its codes: `formats.mlx` brings the three together, which MLX keeps in three tensors.
+    MLX4_32_F32 = ("MLX 4-bit, groups of 32, float32 scales", 32, 24)
+    MLX4_32_F16 = ("MLX 4-bit, groups of 32, float16 scales", 32, 20)
+    MLX4_32_BF16 = ("MLX 4-bit, groups of 32, bfloat16 scales", 32, 20)
+    MLX4_64_F32 = ("MLX 4-bit, groups of 64, float32 scales", 64, 40)
+    MLX4_64_F16 = ("MLX 4-bit, groups of 64, float16 scales", 64, 36)
+    MLX4_64_BF16 = ("MLX 4-bit, groups of 64, bfloat16 scales", 64, 36)
+    MLX4_128_F32 = ("MLX 4-bit, groups of 128, float32 scales", 128, 72)
+    MLX4_128_F16 = ("MLX 4-bit, groups of 128, float16 scales", 128, 68)
+    MLX4_128_BF16 = ("MLX 4-bit, groups of 128, bfloat16 scales", 128, 68)
+    MLX8_32_F32 = ("MLX 8-bit, groups of 32, float32 scales", 32, 40)
+    MLX8_32_F16 = ("MLX 8-bit, groups of 32, float16 scales", 32, 36)
+    MLX8_32_BF16 = ("MLX 8-bit, groups of 32, bfloat16 scales", 32, 36)
+    MLX8_64_F32 = ("MLX 8-bit, groups of 64, float32 scales", 64, 72)
+    MLX8_64_F16 = ("MLX 8-bit, groups of 64, float16 scales", 64, 68)
+    MLX8_64_BF16 = ("MLX 8-bit, groups of 64, bfloat16 scales", 64, 68)
+    MLX8_128_F32 = ("MLX 8-bit, groups of 128, float32 scales", 128, 136)
+    MLX8_128_F16 = ("MLX 8-bit, groups of 128, float16 scales", 128, 132)
+    MLX8_128_BF16 = ("MLX 8-bit, groups of 128, bfloat16 scales", 128, 132)
 
     def __init__(self, label: str, block_size: int, block_bytes: int) -> None:
         self.label = label
@@ -43,14 +66,16 @@ class WeightType(Enum):
 
 @dataclass(frozen=True)
 class RawTensor:
-    """A tensor as its file holds it: `data` is uint8 [num_rows, row_bytes], a view into the memory map."""
+    """A tensor as its file holds it."""
 
     name: str
     weight_type: WeightType
     shape: tuple[int, ...]
-    data: numpy.ndarray[Any, Any]
+    read: Callable[[], numpy.ndarray[Any, Any]] = field(compare=False, repr=False)
+    """Gives uint8 [num_rows, row_bytes]: a view into the memory map, or a copy of its own with each call where the
+    bytes lie otherwise in the file."""
     evict: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
-    """Gives back the memory that reading `data` took; who looks at it again reads the file again."""
+    """Gives back the memory that `read` took of the map; who looks at it again reads the file again."""
 
 
 @dataclass(frozen=True)

@@ -93,9 +93,9 @@ class GGUFFile:
         """The tensor `name`; shape is (rows, columns) or (columns,), the file's order of dimensions reversed."""
         info = self._infos[name]
         rows = math.prod(info.shape[:-1])
-        view = np.frombuffer(self._data, np.uint8, info.num_bytes, info.start)
+        view = np.frombuffer(self._data, np.uint8, info.num_bytes, info.start).reshape(rows, -1)
         evict = partial(_evict, self._data, info.start, info.num_bytes)
-        return RawTensor(name, info.weight_type, info.shape, view.reshape(rows, -1), evict)
+        return RawTensor(name, info.weight_type, info.shape, lambda: view, evict)
 
 
 def _evict(data: mmap.mmap, start: int, num_bytes: int) -> None:

@@ -4,34 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as short
+from typing import Any
 
-from pilotfish.config import MAX_HEAD_DIM, MAX_HEADS, ModelConfig
+import numpy as np
+
+from pilotfish.config import ModelConfig
 from pilotfish.errors import FormatError, UnsupportedModelError
 from pilotfish.formats.gguf import GGUFFile
-from pilotfish.types import RawTensor
-
-_MAX_SIZE = 1 << 20  # no count in a config of ours is beyond; larger ones are damage, and would cost memory
+from pilotfish.formats.model_checks import (
+    MAX_SIZE,
+    RECURRENT_LAYERS,
+    WINDOWED_LAYERS,
+    check_architecture,
+    check_heads,
+    check_rope_factors,
+    check_tensors,
+    not_rewindable,
+)
+from pilotfish.types import RawTensor, WeightType
 
 
 @dataclass(frozen=True)
 class _Architecture:
-    qkv_bias: bool
-    permuted_qk: bool
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    permuted_qk: bool = False
     """Whether the converter stored q and k rows in the order of interleaved rotary pairs (it does so for llama)."""
 
 
 _ARCHITECTURES = {
-    "llama": _Architecture(qkv_bias=False, permuted_qk=True),
-    "qwen2": _Architecture(qkv_bias=True, permuted_qk=False),
+    "llama": _Architecture(permuted_qk=True),
+    "qwen2": _Architecture(qkv_bias=True),
+    "qwen3": _Architecture(qk_norm=True),
 }
 # Keys that change what a forward computes, with the value under which they change nothing.
 _MUST_BE_OFF: dict[str, object] = {
     "rope.scaling.type": "none",
     "rope.scale_linear": 1.0,
     "rope.scaling.factor": 1.0,
-    "attention.sliding_window": 0,
     "attention.scale": 0.0,
     "attn_logit_softcapping": 0.0,
     "final_logit_softcapping": 0.0,
@@ -40,6 +52,9 @@ _MUST_BE_OFF: dict[str, object] = {
     "residual_scale": 1.0,
     "expert_count": 0,
 }
+
+_ROPE_FACTORS = "rope_freqs.weight"
+"""Where a converter puts what Llama 3's scaling makes of the rotary frequencies."""
 
 
 def read_model(file: GGUFFile) -> tuple[ModelConfig, dict[str, RawTensor]]:
@@ -51,69 +66,30 @@ def read_model(file: GGUFFile) -> tuple[ModelConfig, dict[str, RawTensor]]:
     option or a tensor that this version cannot run exactly.
     """
     name = file.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in _ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{file.path} holds the architecture {short(name)}; supported are {', '.join(_ARCHITECTURES)}"
-        )
-    architecture = _ARCHITECTURES[name]
-    config = _Config(file, name).read(architecture)
-    if config.num_layers > len(file.tensor_names):  # before anything is made for each layer
-        raise FormatError(f"{file.path} announces {config.num_layers} layers, but has {len(file.tensor_names)} tensors")
-    shapes = tensor_shapes(config)
-    missing = sorted(shapes.keys() - file.tensor_names - {"output.weight"})
-    if missing:
-        raise FormatError(f"{file.path} lacks the tensor {missing[0]!r} ({len(missing)} missing in all)")
-    extra = sorted(file.tensor_names - shapes.keys())
-    if extra:
-        raise UnsupportedModelError(f"{file.path} has the tensor {extra[0]!r}, which a {name} model does not use here")
-
-    tensors: dict[str, RawTensor] = {}
-    for tensor_name in file.tensor_names:
-        raw = file.tensor(tensor_name)
-        if raw.shape != shapes[tensor_name]:
-            raise FormatError(
-                f"{file.path}: tensor {tensor_name!r} has the shape {raw.shape}, "
-                f"the config asks for {shapes[tensor_name]}"
-            )
-        if architecture.permuted_qk and tensor_name.endswith(("attn_q.weight", "attn_k.weight")):
-            mapped, raw = raw, unpermute_rows(raw, config.head_dim)
-            mapped.evict()
-        tensors[tensor_name] = raw
+    check_architecture(file.path, name, _ARCHITECTURES)
+    architecture = _ARCHITECTURES[str(name)]
+    config = _Config(file, str(name)).read(architecture)
+    tensors = {tensor_name: file.tensor(tensor_name) for tensor_name in file.tensor_names - {_ROPE_FACTORS}}
+    check_tensors(file.path, {tensor_name: raw.shape for tensor_name, raw in tensors.items()}, config)
+    if architecture.permuted_qk:
+        for tensor_name, raw in tensors.items():
+            if tensor_name.endswith(("attn_q.weight", "attn_k.weight")):
+                tensors[tensor_name] = unpermute_rows(raw, config.head_dim)
     tensors.setdefault("output.weight", tensors["token_embd.weight"])
     return config, tensors
 
 
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor such a model has, by its GGUF name, as (rows, columns) or (columns,)."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    layer: dict[str, tuple[int, ...]] = {
-        "attn_norm.weight": (hidden,),
-        "attn_q.weight": (q_size, hidden),
-        "attn_k.weight": (kv_size, hidden),
-        "attn_v.weight": (kv_size, hidden),
-        "attn_output.weight": (hidden, q_size),
-        "ffn_norm.weight": (hidden,),
-        "ffn_gate.weight": (inner, hidden),
-        "ffn_up.weight": (inner, hidden),
-        "ffn_down.weight": (hidden, inner),
-    }
-    if config.qkv_bias:
-        layer |= {"attn_q.bias": (q_size,), "attn_k.bias": (kv_size,), "attn_v.bias": (kv_size,)}
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (config.vocab_size, hidden),
-        "output_norm.weight": (hidden,),
-        "output.weight": (config.vocab_size, hidden),
-    }
-    for index in range(config.num_layers):
-        shapes |= {f"blk.{index}.{suffix}": shape for suffix, shape in layer.items()}
-    return shapes
-
-
 def unpermute_rows(raw: RawTensor, head_dim: int) -> RawTensor:
     """Rows of each head from the order (0, d/2, 1, d/2 + 1, …) back to (0, 1, …): whole rows move."""
-    heads = raw.data.reshape(-1, head_dim // 2, 2, raw.data.shape[1])
-    return RawTensor(raw.name, raw.weight_type, raw.shape, heads.swapaxes(1, 2).reshape(raw.data.shape))
+
+    def read() -> np.ndarray[Any, Any]:
+        data = raw.read()
+        moved: np.ndarray[Any, Any] = (
+            data.reshape(-1, head_dim // 2, 2, data.shape[1]).swapaxes(1, 2).reshape(data.shape)
+        )
+        return moved
+
+    return replace(raw, read=read)
 
 
 class _Config:
@@ -131,8 +107,8 @@ class _Config:
 
     def count(self, key: str, default: int | None = None) -> int:
         value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_SIZE:
-            raise self.fail(key, value, f"an integer from 1 to {_MAX_SIZE}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+            raise self.fail(key, value, f"an integer from 1 to {MAX_SIZE}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
@@ -141,7 +117,27 @@ class _Config:
             raise self.fail(key, value, "a positive number")
         return value
 
+    def rope_factors(self, head_dim: int) -> tuple[float, ...] | None:
+        if _ROPE_FACTORS not in self.file.tensor_names:
+            return None
+        raw = self.file.tensor(_ROPE_FACTORS)
+        if raw.weight_type is not WeightType.F32 or len(raw.shape) != 1:
+            raise FormatError(
+                f"{self.file.path}: tensor {_ROPE_FACTORS!r} has the type {raw.weight_type.label} and the shape "
+                f"{raw.shape}, where F32 and one dimension are needed"
+            )
+        factors = tuple(raw.read().copy().view(np.float32)[0].tolist())
+        check_rope_factors(self.file.path, factors, head_dim)
+        return factors
+
+    def refuse_what_cannot_be_rewound(self) -> None:
+        if any(key.startswith(f"{self.architecture}.ssm.") for key in self.metadata):
+            raise not_rewindable(self.file.path, RECURRENT_LAYERS)
+        if self.metadata.get(f"{self.architecture}.attention.sliding_window", 0) != 0:
+            raise not_rewindable(self.file.path, WINDOWED_LAYERS)
+
     def read(self, architecture: _Architecture) -> ModelConfig:
+        self.refuse_what_cannot_be_rewound()
         for key, off in _MUST_BE_OFF.items():
             value = self.metadata.get(f"{self.architecture}.{key}", off)
             if value != off:
@@ -161,15 +157,7 @@ class _Config:
                     f"{self.file.path}: '{self.architecture}.{key}' is {self.count(key)}, "
                     f"unlike the head size {head_dim}"
                 )
-        if head_dim % 2 or num_heads % num_kv_heads:
-            raise FormatError(
-                f"{self.file.path}: {num_heads} heads of {head_dim} over {num_kv_heads} key/value heads cannot be"
-            )
-        if head_dim > MAX_HEAD_DIM or num_heads > MAX_HEADS:
-            raise UnsupportedModelError(
-                f"{self.file.path}: {num_heads} heads of {head_dim} values; this version runs at most {MAX_HEADS} of "
-                f"{MAX_HEAD_DIM}"
-            )
+        check_heads(self.file.path, num_heads, num_kv_heads, head_dim)
         return ModelConfig(
             architecture=self.architecture,
             num_layers=self.count("block_count"),
@@ -183,4 +171,6 @@ class _Config:
             rms_norm_eps=self.positive("attention.layer_norm_rms_epsilon"),
             rope_theta=self.positive("rope.freq_base", 10000.0),
             qkv_bias=architecture.qkv_bias,
+            qk_norm=architecture.qk_norm,
+            rope_factors=self.rope_factors(head_dim),
         )

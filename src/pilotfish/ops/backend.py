@@ -27,6 +27,14 @@ class Norm:
     eps: float
 
 
+@dataclass(frozen=True)
+class HeadNorms:
+    """The RMS norms of every query and every key head, weights float32 [head_dim]."""
+
+    query: Norm
+    key: Norm
+
+
 class LinearLayer(Protocol):
     """Products that read the same rows; each row is independent of those beside it."""
 
@@ -61,8 +69,9 @@ class AttentionInputs:
 class AttentionLayers(Protocol):
     """The attention of one forward, layer by layer."""
 
-    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        """Rotary embedding, the write of keys and values into the cache, and attention over the cache.
+    def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None = None) -> Tensor:
+        """The norms of the heads, where the layer has such, rotary embedding, the write of keys and values into the
+        cache, and attention over the cache.
 
         qkv is float32 [n, (num_heads + 2 num_kv_heads) · head_dim], the query, key and value heads side by side, and
         may be overwritten; the result is [n, num_heads · head_dim].
@@ -75,6 +84,7 @@ class LayerWeights:
 
     attention_norm: Norm
     qkv: Sequence[Projection]
+    head_norms: HeadNorms | None
     attention_output: Projection
     feed_forward_norm: Norm
     gate: Projection

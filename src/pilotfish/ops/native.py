@@ -23,6 +23,7 @@ from pilotfish.ops.backend import (
     AttentionLayers,
     Backend,
     DecoderLayers,
+    HeadNorms,
     LayerWeights,
     LinearLayer,
     Norm,
@@ -164,19 +165,19 @@ class PackedLinear:
 
     def pack(self, buffer: object, offset: int) -> None:
         """Repacks the weights into `num_bytes` bytes of a `Buffer`. Before that the layer cannot be called."""
-        self.handle.pack(buffer, offset)
+        rows = [_file_rows("linear", projection.weight) for projection in self._projections]
+        self.handle.pack(buffer, offset, [data.data_ptr() for data in rows])
         for projection in self._projections:  # at once, so that a model is never in memory twice
             projection.weight.evict()
         del self._projections
 
     def _add(self, projection: Projection) -> None:
-        data = _file_rows("linear", projection.weight)
         num_outputs = projection.weight.shape[0]
         bias = None if projection.bias is None else dense(projection.bias)
         if bias is not None:
             _check("linear", "bias", bias, torch.float32, (num_outputs,))
         kind = _TYPES[projection.weight.weight_type]
-        self.handle.add(kind, data.data_ptr(), num_outputs, 0 if bias is None else bias.data_ptr())
+        self.handle.add(kind, num_outputs, 0 if bias is None else bias.data_ptr())
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         num_rows = _check_rows("linear", "x", x, self.num_inputs)
@@ -216,6 +217,8 @@ class NativeAttention:
         if num_heads % num_kv_heads:
             raise ValueError(f"attention: {num_heads} query heads cannot share {num_kv_heads} key/value heads")
         self.sizes = (num_layers, num_rows, (num_heads + 2 * num_kv_heads) * head_dim, num_heads * head_dim)
+        self._head_dim = head_dim
+        self._kernels = kernels
         self._inputs = inputs  # the pointers below are good for as long as these live
         self.handle = kernels.Attention(
             variant,
@@ -240,13 +243,13 @@ class NativeAttention:
             head_dim,
         )
 
-    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
+    def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None = None) -> Tensor:
         num_layers, num_rows, qkv_size, attended_size = self.sizes
         if not 0 <= layer < num_layers:
             raise ValueError(f"attention: there is no layer {layer} among {num_layers}")
         _check("attention", "qkv", qkv, torch.float32, (num_rows, qkv_size))
         y = _empty(num_rows, attended_size)
-        self.handle.run(layer, qkv.data_ptr(), y.data_ptr())
+        self.handle.run(layer, _head_norms(self._kernels, norms, self._head_dim), qkv.data_ptr(), y.data_ptr())
         return y
 
 
@@ -273,11 +276,12 @@ class NativeLayers:
         self.num_bytes = sum(product.num_bytes for products in all_products for product in products)
         buffer, offset = kernels.Buffer(self.num_bytes), 0
         self._layers = kernels.DecoderLayers()
-        for products in all_products:
+        for layer, products in zip(layers, all_products, strict=True):
             for product in products:
                 product.pack(buffer, offset)
                 offset += product.num_bytes
-            self._layers.add(*(product.handle for product in products))
+            qkv, *others = (product.handle for product in products)
+            self._layers.add(qkv, _head_norms(kernels, layer.head_norms), *others)
 
     def _check_shapes(self, shapes: set[tuple[tuple[int, int], ...]]) -> None:
         """Each product must read what the one before it gives, in all layers alike."""
@@ -342,6 +346,18 @@ def _file_rows(operation: str, weight: RawTensor) -> Tensor:
     num_rows, num_columns = weight.shape
     _check(operation, weight.name, data, torch.uint8, (num_rows, weight.weight_type.row_bytes(num_columns)))
     return data
+
+
+def _head_norms(kernels: ModuleType, norms: HeadNorms | None, head_dim: int | None = None) -> object | None:
+    """The norms as the kernels take them, which copies the weights; `ValueError` for two of different sizes."""
+    if norms is None:
+        return None
+    head_dim = len(norms.query.weight) if head_dim is None else head_dim
+    for name, norm in (("query", norms.query), ("key", norms.key)):
+        _check("attention", f"{name} norm", norm.weight, torch.float32, (head_dim,))
+    query, key = norms.query, norms.key
+    made: object = kernels.HeadNorms(query.weight.data_ptr(), query.eps, key.weight.data_ptr(), key.eps, head_dim)
+    return made
 
 
 def _empty(*shape: int) -> Tensor:

@@ -20,6 +20,7 @@ from pilotfish.ops.backend import (
     AttentionInputs,
     AttentionLayers,
     DecoderLayers,
+    HeadNorms,
     LayerWeights,
     LinearLayer,
     Norm,
@@ -53,8 +54,8 @@ class Linear:
 
 
 def raw_bytes(raw: RawTensor) -> Tensor:
-    """The tensor's bytes, uint8 [num_rows, row_bytes], without a copy."""
-    return torch.from_numpy(raw.data)
+    """The tensor's bytes, uint8 [num_rows, row_bytes]."""
+    return torch.from_numpy(raw.read())
 
 
 def dense(raw: RawTensor) -> Tensor:
@@ -117,10 +118,17 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     return _by_row(functional.silu, gate) * up
 
 
-def rotary_tables(head_dim: int, num_positions: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position · theta^(-2i/d), computed in float64: float32 [num_positions, head_dim / 2] each."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    angles = torch.outer(torch.arange(num_positions, dtype=torch.float64), theta**-exponents)
+def rotary_tables(
+    head_dim: int, num_positions: int, theta: float, factors: Sequence[float] | None = None, first: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of position · theta^(-2i/d) / factors[i], computed in float64.
+
+    Float32 [num_positions, head_dim / 2] each; positions count from `first`.
+    """
+    frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    if factors is not None:
+        frequencies = frequencies / torch.tensor(factors, dtype=torch.float64)
+    angles = torch.outer(torch.arange(first, first + num_positions, dtype=torch.float64), frequencies)
     return angles.cos().float(), angles.sin().float()
 
 
@@ -224,18 +232,25 @@ class _Products:
         return silu_mul(*outputs) if self.gated else torch.cat(outputs, dim=1)
 
 
+def _norm_heads(x: Tensor, norm: Norm) -> Tensor:
+    """The norm of every head of float32 [n, num_heads, head_dim]."""
+    return rms_norm(x.flatten(0, 1), norm.weight, norm.eps).view(x.shape)
+
+
 @dataclass(frozen=True)
 class _Attention:
     """See `AttentionLayers`."""
 
     inputs: AttentionInputs
 
-    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
+    def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None = None) -> Tensor:
         to = self.inputs
         keys, values = to.keys[layer], to.values[layer]
         num_kv_heads, head_dim = keys.shape[2:]
         heads = qkv.view(len(qkv), -1, head_dim)
         q, k, v = torch.split(heads, [to.num_heads, num_kv_heads, num_kv_heads], dim=1)
+        if norms is not None:
+            q, k = _norm_heads(q, norms.query), _norm_heads(k, norms.key)
         write_cache(to.slot_mapping, rotary(k, to.positions, to.tables), v, keys, values, to.filled[layer])
         q = rotary(q, to.positions, to.tables)
         return attention(q, keys, values, to.query_start_loc, to.seq_lens, to.page_table).flatten(1)
@@ -249,6 +264,7 @@ class _Layers:
         self._layers = [
             (
                 make(layer.qkv, layer.attention_norm),
+                layer.head_norms,
                 make([layer.attention_output]),
                 make([layer.gate, layer.up], layer.feed_forward_norm, gated=True),
                 make([layer.down]),
@@ -258,12 +274,12 @@ class _Layers:
 
     @property
     def num_bytes(self) -> int:
-        return sum(product.num_bytes for layer in self._layers for product in layer)
+        return sum(product.num_bytes for qkv, _, *others in self._layers for product in (qkv, *others))
 
     def __call__(self, x: Tensor, attention: AttentionLayers) -> Tensor:
         delta = None  # what the last product adds to x: `qkv` and `gate_up` do that before their norm
-        for index, (qkv, attention_output, gate_up, down) in enumerate(self._layers):
-            attended = attention(index, qkv(x, delta))  # [n, num_heads · head_dim]
+        for index, (qkv, head_norms, attention_output, gate_up, down) in enumerate(self._layers):
+            attended = attention(index, qkv(x, delta), head_norms)  # [n, num_heads · head_dim]
             gated = gate_up(x, attention_output(attended))  # [n, intermediate_size]
             delta = down(gated)
         return x if delta is None else x + delta

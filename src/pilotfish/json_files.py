@@ -1,0 +1,56 @@
+"""JSON from files that nobody has checked yet: bounded in size, and free of what the standard reader lets pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NoReturn
+
+from pilotfish.errors import FormatError, ModelNotFoundError
+
+MAX_BYTES = 64 << 20
+"""A tokenizer of 250,000 tokens has 30 MB."""
+
+
+def read_object(path: Path) -> dict[str, object]:
+    """The JSON object in a file. Raises `ModelNotFoundError` where there is none, `FormatError` as `parse_object`."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"no such file: {path}") from None
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot open {path}: {error.strerror}") from None
+    if len(content) > MAX_BYTES:
+        raise FormatError(f"{path} has more than {MAX_BYTES} bytes, which no such file needs")
+    return parse_object(content, str(path))
+
+
+def parse_object(content: bytes, source: str) -> dict[str, object]:
+    """One JSON object in UTF-8. Raises `FormatError`, which names `source`, for anything else, for a key that is there
+    twice in one object, and for NaN and infinities, which JSON does not have."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise FormatError(f"{source} is not sound JSON: it holds {constant}")
+
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise FormatError(f"{source} is not sound JSON: {repeated[:80]!r} is there twice in one object")
+        return found
+
+    try:
+        value = json.loads(content.decode(), parse_constant=refuse, object_pairs_hook=unique)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{source} is not UTF-8 text (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise FormatError(f"{source} is not sound JSON: {error.msg} (line {error.lineno})") from None
+    except RecursionError:
+        raise FormatError(f"{source} is not sound JSON: it is nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise FormatError(f"{source} is not sound JSON: {str(error)[:80]}") from None
+    if not isinstance(value, dict):
+        raise FormatError(f"{source} does not hold a JSON object")
+    return value

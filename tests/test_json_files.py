@@ -1,0 +1,64 @@
+"""JSON that nobody has checked: what is refused, and with which line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish import json_files
+from pilotfish.errors import FormatError, ModelNotFoundError
+from pilotfish.json_files import parse_object, read_object
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), VALUES))
+def test_an_object_comes_back(value: dict[str, object]) -> None:
+    assert parse_object(json.dumps(value, ensure_ascii=True).encode(), "x.json") == value
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "not sound JSON"),
+        (b"{", "not sound JSON"),
+        (b"[]", "does not hold a JSON object"),
+        (b"null", "does not hold a JSON object"),
+        (b'{"a": 1, "b": {"a": 1, "a": 2}}', "'a' is there twice"),
+        (b'{"a": NaN}', "holds NaN"),
+        (b'{"a": -Infinity}', "holds -Infinity"),
+        (b'{"a": "\xff"}', "not UTF-8 text (byte 7)"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b'{"a": ' + b"9" * 10_000 + b"}", "not sound JSON"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_is_no_object_is_refused_in_one_line(content: bytes, what: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        parse_object(content, "x.json")
+    assert str(caught.value).startswith("x.json ")
+    assert what in str(caught.value)
+    assert len(str(caught.value)) < 200
+    assert "\n" not in str(caught.value)
+
+
+def test_files_are_found_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    with pytest.raises(ModelNotFoundError, match="no such file"):
+        read_object(path)
+    with pytest.raises(ModelNotFoundError, match="Is a directory"):
+        read_object(tmp_path)
+    path.write_text('{"a": 1}')
+    assert read_object(path) == {"a": 1}
+    monkeypatch.setattr(json_files, "MAX_BYTES", 7)
+    with pytest.raises(FormatError, match="more than 7 bytes"):
+        read_object(path)
