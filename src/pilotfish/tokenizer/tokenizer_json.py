@@ -51,20 +51,13 @@ def read_tokenizer_json(document: Mapping[str, object]) -> TokenizerJson:
     vocab = _object(model, "vocab", "model.")
     ids = _check_ids(list(vocab.values()), "model.vocab")
     texts_by_id = dict(zip(ids, vocab, strict=True))
-    if len(texts_by_id) != len(vocab):
-        raise TokenizerError(f"{_SOURCE}model.vocab gives two tokens the same id")
-    types_by_id = dict.fromkeys(texts_by_id, NORMAL)
-    added_tokens = []
-    for index, entry in enumerate(read_value(document, "added_tokens", list, _SOURCE) or []):
-        token_id, token, kind = _read_added_token(entry, f"added_tokens[{index}]")
-        if texts_by_id.setdefault(token_id, token.content) != token.content:
-            raise TokenizerError(
-                f"{_SOURCE}added_tokens[{index}] has the id {token_id} of the token {texts_by_id[token_id]!r}"
-            )
-        if types_by_id.get(token_id, NORMAL) != NORMAL:
-            raise TokenizerError(f"{_SOURCE}added_tokens lists the id {token_id} twice")
+    types_by_id = dict.fromkeys(ids, NORMAL)
+    added_tokens = _read_added_tokens(document, dict(zip(vocab, ids, strict=True)))
+    for token_id, token, kind in added_tokens:
+        texts_by_id[token_id] = token.content
         types_by_id[token_id] = kind
-        added_tokens.append(token)
+    if len(texts_by_id) != len(set(vocab).union(texts_by_id.values())):
+        raise TokenizerError(f"{_SOURCE}the vocabulary gives two tokens the same id")
     if not texts_by_id:
         raise TokenizerError(f"{_SOURCE}model.vocab is empty")
     token_ids = range(max(texts_by_id) + 1)
@@ -77,7 +70,7 @@ def read_tokenizer_json(document: Mapping[str, object]) -> TokenizerJson:
     return TokenizerJson(
         tokens,
         token_types,
-        added_tokens,
+        [token for _, token, _ in added_tokens],
         rule,
         read_merges(_required(model, "merges", list, "model."), f"{_SOURCE}model.merges"),
         bos_token_id,
@@ -136,6 +129,30 @@ def _read_pattern(step: Mapping[str, object]) -> str:
                 f"{_SOURCE}pre_tokenizer splits text by a pattern that this version does not know: {brief(pattern)}"
             )
     _refuse("pre_tokenizer", step)
+
+
+def _read_added_tokens(
+    document: Mapping[str, object], vocab: Mapping[str, int]
+) -> list[tuple[int, tokenizers.AddedToken, int]]:
+    """Id, token and kind of each added token."""
+    found: dict[str, tuple[int, tokenizers.AddedToken, int]] = {}
+    next_id = len(vocab)
+    for index, entry in enumerate(read_value(document, "added_tokens", list, _SOURCE) or []):
+        key = f"added_tokens[{index}]"
+        token_id, token, kind = _read_added_token(entry, key)
+        text = token.content
+        if text in found:
+            raise TokenizerError(f"{_SOURCE}added_tokens lists {brief(text)} twice")
+        # `tokenizers` ignores the id in the file, so that models are trained with the one that it gives.
+        given_id = vocab.get(text, next_id)
+        if token_id != given_id:
+            raise TokenizerError(
+                f"{_SOURCE}{key} has the id {token_id}, but the library that reads such files gives {brief(text)} "
+                f"{given_id}"
+            )
+        found[text] = token_id, token, kind
+        next_id = max(next_id, token_id + 1)
+    return list(found.values())
 
 
 def _read_added_token(entry: object, key: str) -> tuple[int, tokenizers.AddedToken, int]:
