@@ -80,6 +80,26 @@ def test_speculative_twin_accepts_everything(pair, k: int) -> None:
     pool.check_integrity()
 
 
+@pytest.mark.parametrize(("target_rows", "draft_rows"), [(304, 320), (320, 304), (270, 304)])
+def test_speculative_pair_whose_matrices_are_padded_differently(
+    tmp_path: Path, target_rows: int, draft_rows: int
+) -> None:
+    """As Qwen's are: 151936 rows beside 152064, and one tokenizer of fewer ids than either."""
+    paths = [
+        write_tiny_model(tmp_path / f"{rows}.gguf", config=tiny_config("qwen3", vocab_size=rows), seed=rows)
+        for rows in (target_rows, draft_rows)
+    ]
+    (model, tokenizer), (draft_model, draft_tokenizer) = map(pilotfish.load, paths)
+    assert tokenizer.vocab_size == 270 <= min(target_rows, draft_rows)
+    sampling = SamplingParams(max_tokens=NUM_TOKENS)
+    plain = pilotfish.generate(model, tokenizer, PROMPT, sampling=sampling)
+    drafter = DraftModelDrafter(draft_model, check_pair(draft_tokenizer, tokenizer, PROMPT))
+    found = pilotfish.generate(model, tokenizer, PROMPT, drafter=drafter, proposal_length=3, sampling=sampling)
+    assert found.token_ids == plain.token_ids
+    assert max(plain.token_ids) < tokenizer.vocab_size
+    assert found.stats.num_draft_tokens > 0
+
+
 def test_generate_answers_messages_text_and_ids_alike(pair) -> None:
     model, tokenizer, *_ = pair
     messages = [{"role": "user", "content": PROMPT}]
