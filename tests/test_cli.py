@@ -30,11 +30,12 @@ from pilotfish.cli.generate import as_json, summary
 from pilotfish.cli.main import app
 from pilotfish.cli.progress import PullProgress
 from pilotfish.cli.terminal import AnswerWriter, Waiting, paint, printable
-from pilotfish.errors import DiskFullError, FetchError, InvariantError
+from pilotfish.errors import DiskFullError, FetchError, InvariantError, OptionError
 from pilotfish.model import Transformer
-from pilotfish.types import GenerationResult, GenerationStats, TextEvent, TokenKind, TokenOutput
+from pilotfish.types import GenerationResult, GenerationStats, SamplingParams, TextEvent, TokenKind, TokenOutput
 
 PROMPT = "the and the"
+THINKING_TEMPLATE = "{{ messages[-1].content }}{% if not enable_thinking %} the end{% endif %}"
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 pytestmark = pytest.mark.usefixtures("surroundings")
 POSIX = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals, pipes and terminals")
@@ -58,6 +59,8 @@ class Models:
     other: str
     """A model with another vocabulary."""
     chatless: str
+    thinking: str
+    """A model whose chat template reads `enable_thinking`."""
     truncated: str
 
 
@@ -73,6 +76,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
         str(write_tiny_model(folder / "draft.gguf", noise=0.1)),
         str(write_tiny_model(folder / "other.gguf", metadata={"tokenizer.ggml.tokens": tokens})),
         str(write_tiny_model(folder / "chatless.gguf", chat_template=None)),
+        str(write_tiny_model(folder / "thinking.gguf", chat_template=THINKING_TEMPLATE)),
         str(folder / "truncated.gguf"),
     )
 
@@ -236,6 +240,37 @@ def test_template_raw_and_system(cli: Callable[..., Outcome], models: Models) ->
     system = {"role": "system", "content": "in the end"}
     assert prompt_tokens("--system", "in the end", PROMPT) == len(tokenizer.encode_chat([system, user]))
     assert prompt_tokens("--raw", IM_START) == 1
+
+
+def test_enable_thinking_reaches_the_template(cli: Callable[..., Outcome], models: Models) -> None:
+    def run(*arguments: str) -> dict[str, Any]:
+        return cli("generate", "--max-tokens", "4", "--json", *arguments).object
+
+    thinking, pair = ("--model", models.thinking), ("--model", models.thinking, "--draft-model", models.draft)
+    prompts = {True: PROMPT, False: PROMPT + " the end"}
+    for enable_thinking, prompt in prompts.items():
+        flag = ["--enable-thinking"] if enable_thinking else []
+        expected = run(*thinking, "--raw", prompt)
+        assert run(*thinking, *flag, PROMPT)["token_ids"] == expected["token_ids"]
+        assert run(*pair, *flag, PROMPT)["token_ids"] == expected["token_ids"]
+        model, tokenizer = pilotfish.load(models.thinking)
+        messages = [{"role": "user", "content": PROMPT}]
+        sampling = SamplingParams(max_tokens=4)
+        result = pilotfish.generate(model, tokenizer, messages, sampling=sampling, enable_thinking=enable_thinking)
+        assert list(result.token_ids) == expected["token_ids"]
+        assert result.stats.num_prompt_tokens == expected["stats"]["num_prompt_tokens"]
+    assert (
+        run(*thinking, PROMPT)["stats"]["num_prompt_tokens"]
+        > run(*thinking, "--raw", PROMPT)["stats"]["num_prompt_tokens"]
+    )
+
+
+def test_enable_thinking_that_cannot_be_honoured_is_an_error(cli: Callable[..., Outcome], models: Models) -> None:
+    assert "no thinking switch" in cli("generate", "--model", models.target, "--enable-thinking", PROMPT).error
+    model, tokenizer = pilotfish.load(models.thinking)
+    for prompt in (PROMPT, tokenizer.encode(PROMPT), ""):
+        with pytest.raises(OptionError, match="enable_thinking needs a prompt of chat messages"):
+            pilotfish.generate(model, tokenizer, prompt, enable_thinking=True)
 
 
 def test_ends_of_an_answer(cli: Callable[..., Outcome], models: Models) -> None:
@@ -414,6 +449,7 @@ def test_progress_is_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None
         (("--show", "tokens", "x"), "'tokens' is not"),
         (("--show", "drafts", "--json", "x"), "cannot be combined"),
         (("--raw", "--system", "s", "x"), "cannot be combined"),
+        (("--raw", "--enable-thinking", "x"), "--raw and --enable-thinking cannot be combined"),
         (("--model", "", "x"), "--model is empty"),
         (("--draft-model", "", "x"), "--draft-model is empty"),
         (("--model", "gpt", "x"), "no such model: gpt is neither a file nor a name in the catalog (qwen2.5-coder-1.5b"),
