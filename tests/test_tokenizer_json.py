@@ -27,7 +27,7 @@ from tokenizer_folders import (
     tiny_gguf,
     write_folder,
 )
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from pilotfish.errors import (
     ChatTemplateError,
@@ -178,6 +178,16 @@ def test_ids_of_a_real_vocabulary_are_those_of_its_gguf_file(
             assert folder.encode(text) == ids
 
     same_ids()
+
+
+def test_ids_of_a_folder_that_transformers_wrote(tmp_path: Path) -> None:
+    document = tiny_document()["model"]
+    written = Qwen2Tokenizer(vocab=document["vocab"], merges=list(map(tuple, document["merges"])))
+    written.save_pretrained(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.eos_token_ids == {written.eos_token_id}
+    for case in RECORDED["smollm2-135m"]:
+        assert tokenizer.encode(case["text"], add_special_tokens=True) == written(case["text"])["input_ids"]
 
 
 # A folder and a GGUF file of one model

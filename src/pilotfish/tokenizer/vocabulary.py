@@ -98,11 +98,11 @@ def read_merges(entries: Iterable[object], source: str) -> list[tuple[str, str]]
     """
     merges: list[tuple[str, str]] = []
     for index, entry in enumerate(entries):
-        match entry.split(" ") if isinstance(entry, str) else entry:
-            case [str(left), str(right)] if left and right:
-                merges.append((left, right))
-            case _:
-                raise TokenizerError(f"{source}[{index}] is {brief(entry)}, not two tokens with a space between them")
+        pair = entry.split(" ") if isinstance(entry, str) else entry
+        left, right = pair if isinstance(pair, list) and len(pair) == 2 else ("", "")
+        if not (isinstance(left, str) and isinstance(right, str) and left and right):
+            raise TokenizerError(f"{source}[{index}] is {brief(entry)}, not two tokens with a space between them")
+        merges.append((left, right))
     if len(set(merges)) != len(merges):
         repeated = " ".join(_first_repeated(merges))
         raise TokenizerError(f"{source} lists {repeated!r} twice, so its rank is not defined")
