@@ -108,7 +108,7 @@ def _why_ended(process: subprocess.Popen[bytes]) -> str:
         status = process.wait(timeout=1)
     except subprocess.TimeoutExpired:
         return "its process answers nonsense"
-    name = signal.Signals(-status).name if status < 0 else ""
+    name = {known.value: known.name for known in signal.Signals}.get(-status)
     if name == "SIGXCPU":
         return f"it takes more than {MAX_SECONDS} s of processor time"
     if name == "SIGKILL":

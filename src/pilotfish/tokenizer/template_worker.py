@@ -81,7 +81,6 @@ def _limit(kind: int, soft: int) -> None:
 
 
 def _limit_memory(megabytes: int) -> None:
-    _limit(resource.RLIMIT_CORE, 0)
     try:
         with open("/proc/self/statm") as file:
             own = int(file.read().split()[0]) * resource.getpagesize()
@@ -111,6 +110,7 @@ def main(seconds: int, megabytes: int, max_bytes: int) -> None:
     process = _TemplateProcess(decode(sys.stdin.buffer.readline()))
     if resource is not None:
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+        _limit(resource.RLIMIT_CORE, 0)
         _limit_memory(megabytes)
     for line in sys.stdin.buffer:
         if resource is not None:
