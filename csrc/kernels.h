@@ -3,7 +3,18 @@
 #include <cstddef>
 #include <cstdint>
 
-enum class WeightType : int { Q8_0 = 0, Q4_1 = 1, Q5_0 = 2, Q4_K = 3, Q6_K = 4, F32 = 5, F16 = 6, BF16 = 7 };
+// The order of pilotfish.types.WeightType.
+enum class WeightType : int {
+  F32, F16, BF16,
+  Q4_0, Q4_1, Q5_0, Q5_1, Q8_0,
+  Q4_K, Q5_K, Q6_K,
+  MLX4_32_F32, MLX4_32_F16, MLX4_32_BF16,
+  MLX4_64_F32, MLX4_64_F16, MLX4_64_BF16,
+  MLX4_128_F32, MLX4_128_F16, MLX4_128_BF16,
+  MLX8_32_F32, MLX8_32_F16, MLX8_32_BF16,
+  MLX8_64_F32, MLX8_64_F16, MLX8_64_BF16,
+  MLX8_128_F32, MLX8_128_F16, MLX8_128_BF16,
+};
 
 constexpr int kLanes = 16;            // output rows of a panel: one for each lane
 constexpr int kMaxRows = 64;          // rows of x that share one reading of a panel
@@ -16,19 +27,46 @@ struct BlockShape {
   int panel_bytes;  // bytes of a block of all 16 rows, repacked
 };
 
-// Static, since each variant compiles it for its own instruction set.
+// Functions here are static, since each variant compiles them for its own instruction set.
+
+// An MLX type taken apart: scale and bias stand for `group` weights, of type `scale_type`.
+struct MlxShape {
+  int bits, group;
+  WeightType scale_type;
+  int scale_bytes;
+};
+
+static constexpr MlxShape mlx_shape(WeightType type) {
+  const int index = static_cast<int>(type) - static_cast<int>(WeightType::MLX4_32_F32);
+  const WeightType scale_type = static_cast<WeightType>(index % 3);
+  return {index < 9 ? 4 : 8, 32 << (index / 3 % 3), scale_type, scale_type == WeightType::F32 ? 4 : 2};
+}
+
 static constexpr BlockShape block_shape(WeightType type) {
   switch (type) {
-    case WeightType::Q8_0: return {32, 34, kLanes * 34};
-    case WeightType::Q4_1: return {32, 20, kLanes * 20};
-    case WeightType::Q5_0: return {32, 22, kLanes * 22};
-    case WeightType::Q4_K: return {256, 144, kLanes * 148};
-    case WeightType::Q6_K: return {256, 210, kLanes * 210};
     case WeightType::F32: return {1, 4, kLanes * 4};
     case WeightType::F16: return {1, 2, kLanes * 2};
     case WeightType::BF16: return {1, 2, kLanes * 2};
+    case WeightType::Q4_0: return {32, 18, kLanes * 18};
+    case WeightType::Q4_1: return {32, 20, kLanes * 20};
+    case WeightType::Q5_0: return {32, 22, kLanes * 22};
+    case WeightType::Q5_1: return {32, 24, kLanes * 24};
+    case WeightType::Q8_0: return {32, 34, kLanes * 34};
+    case WeightType::Q4_K: return {256, 144, kLanes * 148};
+    case WeightType::Q5_K: return {256, 176, kLanes * 180};
+    case WeightType::Q6_K: return {256, 210, kLanes * 210};
+    default: {
+      const MlxShape shape = mlx_shape(type);
+      const int bytes = 2 * shape.scale_bytes + shape.group * shape.bits / 8;
+      return {shape.group, bytes, kLanes * bytes};
+    }
   }
-  return {};
+}
+
+// The length of the blocks in which x is quantised for a type's weights; 0 for those that meet x as it is.
+static constexpr int input_block(WeightType type) {
+  const int weights = block_shape(type).weights;
+  return weights == 1 ? 0 : weights == 256 ? 256 : 32;
 }
 
 // What a matrix product reads of x: the values, or int8 codes with one scale for each block. One block of all rows

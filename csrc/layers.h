@@ -56,8 +56,8 @@ class LinearLayer {
     const BlockShape shape = block_shape(part.type);
     part.panel_bytes = k_ / shape.weights * shape.panel_bytes;
     if (bias != 0) part.bias.assign(pointer<const float>(bias), pointer<const float>(bias) + num_outputs);
-    uses_32_ = uses_32_ || shape.weights == 32;
-    uses_256_ = uses_256_ || shape.weights == 256;
+    uses_32_ = uses_32_ || input_block(part.type) == 32;
+    uses_256_ = uses_256_ || input_block(part.type) == 256;
     part.column = num_outputs_;
     num_outputs_ += num_outputs;
     num_bytes_ += part.panels() * part.panel_bytes;
@@ -183,7 +183,7 @@ class LinearLayer {
 
   void multiply(int64_t first, int64_t last, const Activations& with_32, const Activations& with_256, float* y) const {
     auto input = [&](const Part& part) -> const Activations& {
-      return block_shape(part.type).weights == 256 ? with_256 : with_32;
+      return input_block(part.type) == 256 ? with_256 : with_32;
     };
     if (gated_) {
       variant_.kernels->gated_linear(matrix(parts_[0]), matrix(parts_[1]), first, last, input(parts_[0]),

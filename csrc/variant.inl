@@ -1,5 +1,6 @@
 // All kernels over the sixteen lanes of the simd_*.h that was included before, and the table of them.
 #include "elementwise.inl"
+#include "panels.inl"
 #include "linear.inl"
 #include "attention.inl"
 #include "probe.inl"

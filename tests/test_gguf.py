@@ -14,6 +14,7 @@ import pytest
 import torch
 from tiny_models import (
     ARCHITECTURES,
+    WEIGHT_TYPES,
     WIDE,
     tiny_config,
     write_tiny_model,
@@ -27,7 +28,7 @@ from pilotfish.tokenizer import Tokenizer
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 CODES = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "B", U64: "Q", I64: "q", F64: "d"}
-TYPE_F32, TYPE_Q4_0, TYPE_Q8_0, TYPE_BF16 = 0, 2, 8, 30
+TYPE_F32, TYPE_Q8_0, TYPE_Q2_K, TYPE_IQ4_XS = 0, 8, 10, 23
 HUGE = (2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 
 
@@ -147,13 +148,18 @@ def assert_same_as_oracle(path: Path, sampled_rows: int | None = None) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tiny_models_read_as_the_gguf_package_reads_them(tmp_path: Path, architecture: str) -> None:
     kinds = {
+        "token_embd.weight": "Q4_0",
         "attn_q.weight": "Q8_0",
-        "attn_k.weight": "Q4_1",
+        "0.attn_k.weight": "Q4_1",
+        "1.attn_k.weight": "Q5_1",
         "attn_v.weight": "Q5_0",
+        "ffn_gate.weight": "Q5_K",
         "ffn_up.weight": "Q4_K",
-        "ffn_down.weight": "Q6_K",
+        "0.ffn_down.weight": "Q6_K",
+        "1.ffn_down.weight": "BF16",
         "output.weight": "F16",
     }
+    assert {*kinds.values(), "F32"} == {*WEIGHT_TYPES}
     config = tiny_config(architecture, **WIDE)
     path = write_tiny_model(tmp_path / "tiny.gguf", config=config, tensor_types=kinds, output="untied")
     assert_same_as_oracle(path)
@@ -288,8 +294,8 @@ UNSOUND = {
     "dimension 0": (build([], [info("t", (4, 0))], EIGHT), FormatError, "'t'"),
     "half a block": (build([], [info("t", (48,), TYPE_Q8_0)], bytes(64)), FormatError, "Q8_0"),
     "half a block in a row": (build([], [info("t", (16, 2), TYPE_Q8_0)], bytes(64)), FormatError, "Q8_0"),
-    "Q4_0": (build([], [info("some.weight", (32,), TYPE_Q4_0)], EIGHT), UnsupportedModelError, "some.weight.*Q4_0"),
-    "BF16": (build([], [info("some.weight", (32,), TYPE_BF16)], EIGHT), UnsupportedModelError, "some.weight.*BF16"),
+    "Q2_K": (build([], [info("some.weight", (32,), TYPE_Q2_K)], EIGHT), UnsupportedModelError, "some.weight.*Q2_K"),
+    "IQ4_XS": (build([], [info("a.weight", (32,), TYPE_IQ4_XS)], EIGHT), UnsupportedModelError, "a.weight.*IQ4_XS"),
     "type 4": (build([], [info("some.weight", (32,), 4)], EIGHT), UnsupportedModelError, "some.weight.*number 4"),
     "type 2³²-1": (build([], [info("t", (32,), 2**32 - 1)], EIGHT), UnsupportedModelError, "number 4294967295"),
     "value type 13": (build([pair("x", 13, bytes(8))]), FormatError, "'x'.*type 13"),
@@ -340,8 +346,7 @@ def test_each_fault_has_its_own_message(
 def test_every_type_that_is_not_supported_is_named_as_the_gguf_package_names_it(
     refused: Callable[[bytes], PilotfishError],
 ) -> None:
-    supported = {"F32", "F16", "Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K"}
-    others = [kind for kind in gguf.GGMLQuantizationType if kind.name not in supported]
+    others = [kind for kind in gguf.GGMLQuantizationType if kind.name not in WEIGHT_TYPES]
     assert len(others) > 20
     for kind in others:
         error = refused(build([], [info("some.weight", (256,), kind.value)], bytes(1024)))

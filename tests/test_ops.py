@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from mlx_blocks import MLX_TYPES, mlx_quantized, mlx_values
 from tiny_models import (
     ARCHITECTURES,
     K_TYPES,
@@ -19,6 +20,7 @@ from tiny_models import (
     WEIGHT_TYPES,
     WIDE,
     random_blocks,
+    scale_dtype,
     tiny_config,
     torch_threads,
     write_tiny_model,
@@ -37,7 +39,9 @@ from pilotfish.ops.dequantize import dequantize
 from pilotfish.ops.native import NativeBackend
 from pilotfish.types import RawTensor, WeightType
 
-BLOCK_TYPES = ("Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
+FLOAT_TYPES = ("F32", "F16", "BF16")
+BLOCK_TYPES = tuple(kind for kind in WEIGHT_TYPES if kind not in FLOAT_TYPES)
+ALL_TYPES = (*WEIGHT_TYPES, *(weight_type.name for weight_type in MLX_TYPES))
 NATIVE = [NativeBackend(_kernels, isa, 2) for isa in _kernels.instruction_sets()]
 ARGMAXES = [ops.argmax, *(backend.argmax for backend in NATIVE)]
 LOG_SUM_EXPS = [ops.log_sum_exp, *(backend.log_sum_exp for backend in NATIVE)]
@@ -72,30 +76,35 @@ def same_bits(found: Tensor, expected: Tensor) -> bool:
 
 
 def oracle_values(data: np.ndarray[Any, Any], kind: str) -> Tensor:
+    if WeightType[kind] in MLX_TYPES:
+        return torch.from_numpy(mlx_values(data, WeightType[kind]))
     return torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[kind]).astype(np.float32))
 
 
 def random_rows(kind: str, rows: int) -> np.ndarray[Any, Any]:
     """Rows of 256 weights of any type, as a file holds them: uint8 [rows, row_bytes]."""
     rng = np.random.default_rng(0)
-    if kind in BLOCK_TYPES:
+    if kind not in FLOAT_TYPES:
         return random_blocks(kind, rows, 256, rng)
-    return rng.normal(size=(rows, 256)).astype({"F32": np.float32, "F16": np.float16}[kind]).view(np.uint8)
+    values = rng.normal(size=(rows, 256)).astype(np.float32)
+    return gguf.quantize(values, gguf.GGMLQuantizationType[kind]).view(np.uint8)
 
 
 def with_scales(blocks: np.ndarray[Any, Any], kind: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The blocks with float16 `values` for all their scales and minima, going round."""
-    starts = {"Q8_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}[kind]
+    """The blocks with `values`, as numbers of their type, for all their scales and minima, going round."""
+    dtype = scale_dtype(WeightType[kind])
+    first = 208 if kind == "Q6_K" else 0
     blocks = blocks.copy()
-    for index, start in enumerate(starts):
-        scales = np.resize(np.roll(values, index), (len(blocks), 1)).astype(np.float16)
-        blocks[:, start : start + 2] = scales.view(np.uint8)
+    for index in range(1 if kind in ("Q8_0", "Q4_0", "Q5_0", "Q6_K") else 2):
+        scales = torch.from_numpy(np.resize(np.roll(values, index), (len(blocks), 1))).to(dtype)
+        start = first + index * dtype.itemsize
+        blocks[:, start : start + dtype.itemsize] = scales.view(torch.uint8)
     return blocks
 
 
-@pytest.mark.parametrize("kind", BLOCK_TYPES)
+@pytest.mark.parametrize("kind", [kind for kind in ALL_TYPES if kind not in FLOAT_TYPES])
 @pytest.mark.parametrize("seed", range(3))
-def test_blocks_have_the_values_of_the_gguf_package_to_the_bit(kind: str, seed: int) -> None:
+def test_blocks_have_the_values_of_the_gguf_and_mlx_packages_to_the_bit(kind: str, seed: int) -> None:
     weight_type, rng = WeightType[kind], np.random.default_rng(seed)
     data = random_blocks(kind, 40, 512, rng)
     assert data.shape == (40, weight_type.row_bytes(512))
@@ -105,7 +114,7 @@ def test_blocks_have_the_values_of_the_gguf_package_to_the_bit(kind: str, seed: 
     assert same_bits(dequantize(torch.from_numpy(one_block), weight_type), oracle_values(one_block, kind))
 
 
-@pytest.mark.parametrize("kind", BLOCK_TYPES)
+@pytest.mark.parametrize("kind", [*BLOCK_TYPES, "MLX4_32_F16", "MLX8_64_F32", "MLX4_128_BF16"])
 @pytest.mark.parametrize("code", [0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F, 0xAA, 0x55, 0x3F, 0xC0])
 def test_extreme_codes_and_scales(kind: str, code: int) -> None:
     weight_type = WeightType[kind]
@@ -115,7 +124,7 @@ def test_extreme_codes_and_scales(kind: str, code: int) -> None:
     assert same_bits(dequantize(torch.from_numpy(blocks), weight_type), oracle_values(blocks, kind))
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
 def test_plain_floats_keep_their_bits(kind: str) -> None:
     bits = np.random.default_rng(0).integers(0, 256, (50, WeightType[kind].row_bytes(64)), dtype=np.uint8)
     if kind == "F16":
@@ -125,7 +134,7 @@ def test_plain_floats_keep_their_bits(kind: str) -> None:
     assert same_bits(dequantize(torch.from_numpy(bits), WeightType[kind]), oracle_values(bits, kind))
 
 
-@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+@pytest.mark.parametrize("kind", ALL_TYPES)
 def test_rows_may_lie_anywhere_in_memory(kind: str) -> None:
     """A tensor in a memory map starts where the file says, not where float32 likes it."""
     row_bytes = WeightType[kind].row_bytes(256)
@@ -136,7 +145,7 @@ def test_rows_may_lie_anywhere_in_memory(kind: str) -> None:
     assert same_bits(dequantize(torch.from_numpy(rows), WeightType[kind]), expected)
 
 
-@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+@pytest.mark.parametrize("kind", ALL_TYPES)
 def test_dense_fills_in_chunks(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(ops, "_CHUNK_WEIGHTS", 256 * 3)
     data = random_rows(kind, 10)
@@ -144,12 +153,23 @@ def test_dense_fills_in_chunks(monkeypatch: pytest.MonkeyPatch, kind: str) -> No
     assert same_bits(ops.dense(raw), oracle_values(data, kind).view(2, 5, 256))
 
 
-@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+@pytest.mark.parametrize("kind", ALL_TYPES)
 def test_an_embedding_is_dequantised_on_lookup(kind: str) -> None:
     data = random_rows(kind, 50)
     table, whole = ops.Embedding(torch.from_numpy(data), WeightType[kind]), oracle_values(data, kind)
     token_ids = torch.tensor([49, 0, 7, 7, 0], dtype=torch.int32)
     assert same_bits(ops.embedding(token_ids, table), whole[token_ids.long()])
+
+
+@pytest.mark.parametrize("weight_type", MLX_TYPES, ids=lambda weight_type: weight_type.name)
+def test_what_mlx_quantises_comes_back_near_what_it_was(weight_type: WeightType) -> None:
+    """Also the order of the parts of a block: the values are compared with the ones that were quantised."""
+    weights = np.random.default_rng(0).normal(size=(5, 256)).astype(np.float32)
+    found = dequantize(torch.from_numpy(mlx_quantized(weights, weight_type)), weight_type).numpy()
+    blocks = weights.reshape(-1, weight_type.block_size)
+    step = np.ptp(blocks, axis=1, keepdims=True) / (2 ** int(weight_type.name[3]) - 1)
+    bound = step + np.abs(blocks).max(axis=1, keepdims=True) * (0.05 if weight_type.name.endswith("BF16") else 0.01)
+    assert (np.abs(found.reshape(blocks.shape) - blocks) <= bound).all()
 
 
 # -- what each operation means ------------------------------------------------------------------------------------

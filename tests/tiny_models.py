@@ -19,10 +19,12 @@ import numpy as np
 import torch
 
 from pilotfish.config import ModelConfig
+from pilotfish.types import WeightType
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-WEIGHT_TYPES = ("F32", "F16", "Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
-K_TYPES = ("Q4_K", "Q6_K")
+WEIGHT_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+"""Those of GGUF files."""
+K_TYPES = ("Q4_K", "Q5_K", "Q6_K")
 """`gguf` cannot quantise to these, so their blocks are drawn at random; rows are multiples of 256 (`WIDE`)."""
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_heads": 8, "head_dim": 32}
 """Changes to `tiny_config` under which every weight type fits."""
@@ -152,29 +154,41 @@ def float_weights(tensors: Weights) -> dict[str, np.ndarray[Any, Any]]:
     return weights
 
 
+def scale_dtype(weight_type: WeightType) -> torch.dtype:
+    """The type of a block's scales and minima; MLX names end with it."""
+    scale_types = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    return scale_types[weight_type.name.split("_")[2]] if weight_type.name.startswith("MLX") else torch.float16
+
+
 def random_blocks(
     kind: str, rows: int, columns: int, rng: np.random.Generator, spread: float = 1.0
 ) -> np.ndarray[Any, Any]:
     """Rows of any block type with random codes, uint8 [rows, row_bytes]; weights have a mean near 0 and about `spread`.
 
-    Every byte is random but the float16 scales, which are finite and positive.
+    Every byte is random but the scales, which are finite and positive, and the minima.
     """
-    quantization = gguf.GGMLQuantizationType[kind]
-    block_size, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
-    count = rows * (columns // block_size)
-    blocks = rng.integers(0, 256, (count, block_bytes), dtype=np.uint8)
-    # Where the scale stands, what to divide `spread` by, and where a minimum stands and how many scales it is.
-    scale_at, divisor, minimum_at, minimum = {
-        "Q8_0": (0, 74, None, 0.0),
-        "Q4_1": (0, 4.6, 2, -7.5),
-        "Q5_0": (0, 9.2, None, 0.0),
-        "Q4_K": (0, 242, 2, 7.5),
-        "Q6_K": (208, 1370, None, 0.0),
-    }[kind]
-    scales = (spread / divisor * rng.uniform(0.5, 1.5, (count, 1))).astype(np.float16)
-    blocks[:, scale_at : scale_at + 2] = scales.view(np.uint8)
-    if minimum_at is not None:
-        blocks[:, minimum_at : minimum_at + 2] = (minimum * scales).astype(np.float16).view(np.uint8)
+    weight_type = WeightType[kind]
+    count = rows * (columns // weight_type.block_size)
+    blocks = rng.integers(0, 256, (count, weight_type.block_bytes), dtype=np.uint8)
+    dtype = scale_dtype(weight_type)
+    # Where the scale stands, what to divide `spread` by, and how many scales a minimum is, which comes after it.
+    scale_at, divisor, minimum = {
+        "Q8_0": (0, 74, None),
+        "Q4_0": (0, 4.6, None),
+        "Q4_1": (0, 4.6, -7.5),
+        "Q5_0": (0, 9.2, None),
+        "Q5_1": (0, 9.2, -15.5),
+        "Q4_K": (0, 242, 7.5),
+        "Q5_K": (0, 484, 15.5),
+        "Q6_K": (208, 1370, None),
+        "MLX4": (0, 4.6, -7.5),
+        "MLX8": (0, 74, -127.5),
+    }[kind[:4]]
+    scales = torch.from_numpy(spread / divisor * rng.uniform(0.5, 1.5, (count, 1))).to(dtype)
+    minima_at, end = scale_at + dtype.itemsize, scale_at + 2 * dtype.itemsize
+    blocks[:, scale_at:minima_at] = scales.view(torch.uint8)
+    if minimum is not None:
+        blocks[:, minima_at:end] = (minimum * scales).view(torch.uint8)
     return blocks.reshape(rows, -1)
 
 

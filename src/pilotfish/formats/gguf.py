@@ -32,17 +32,21 @@ _DEFAULT_ALIGNMENT, _MAX_ALIGNMENT = 32, 1 << 20
 _WEIGHT_TYPES = {
     0: WeightType.F32,
     1: WeightType.F16,
+    2: WeightType.Q4_0,
     3: WeightType.Q4_1,
     6: WeightType.Q5_0,
+    7: WeightType.Q5_1,
     8: WeightType.Q8_0,
     12: WeightType.Q4_K,
+    13: WeightType.Q5_K,
     14: WeightType.Q6_K,
+    30: WeightType.BF16,
 }
 # Known to the format but not to us: so that an error can name the type.
 _OTHER_TYPE_NAMES = {
-    2: "Q4_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
-    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32",
-    27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
 
 

@@ -33,17 +33,8 @@ from pilotfish.ops.cores import num_usable_cores
 from pilotfish.ops.reference import ReferenceBackend, dense, raw_bytes
 from pilotfish.types import RawTensor, WeightType
 
-# The number each type has in csrc/kernels.h.
-_TYPES = {
-    WeightType.Q8_0: 0,
-    WeightType.Q4_1: 1,
-    WeightType.Q5_0: 2,
-    WeightType.Q4_K: 3,
-    WeightType.Q6_K: 4,
-    WeightType.F32: 5,
-    WeightType.F16: 6,
-    WeightType.BF16: 7,
-}
+# The number each type has in csrc/kernels.h, which names them in the same order.
+_TYPES = {weight_type: number for number, weight_type in enumerate(WeightType)}
 
 
 def choose_backend(threads: int | None = None, environment: Mapping[str, str] = os.environ) -> Backend:
@@ -129,8 +120,8 @@ class NativeBackend:
 class PackedLinear:
     """Matrix products with weights repacked in their own bit widths; see `Backend.make_linear`.
 
-    For quantised weights x is quantised to int8 block by block (a block of x is as long as one of the weights, 32 or
-    256; its scale is its largest magnitude over 127). All products and sums within a block are exact integers, so the
+    For quantised weights x is quantised to int8 block by block (256 values where a block of weights is as long, else 32;
+    the scale is the largest magnitude over 127). All products and sums within a block are exact integers, so the
     result's bits depend neither on the rows beside a row, nor on threads, nor on the instruction set. Float weights
     meet x as it is.
     """
@@ -344,6 +335,10 @@ def _file_rows(operation: str, weight: RawTensor) -> Tensor:
     """A matrix's bytes, uint8 [num_rows, row_bytes], as the kernels read them."""
     data = raw_bytes(weight)
     num_rows, num_columns = weight.shape
+    if num_columns % weight.weight_type.block_size:
+        raise ValueError(
+            f"{operation}: rows of {num_columns} weights are no whole blocks of {weight.weight_type.block_size}"
+        )
     _check(operation, weight.name, data, torch.uint8, (num_rows, weight.weight_type.row_bytes(num_columns)))
     return data
 
