@@ -64,11 +64,14 @@ inline void dense_tile(const uint8_t* panel, const Activations& x, int64_t row, 
   }
 }
 
-template <WeightType type>
+// Four sums for each row: what the registers hold.
+constexpr int kDenseRows = kTileRows == 8 ? 5 : 3;
+
+template <WeightType type, int R = kDenseRows>
 void dense_rows(const uint8_t* panel, const Activations& x, int64_t first_row, int64_t num_rows, float* acc) {
   int64_t row = 0;
-  for (; row + 3 <= num_rows; row += 3) dense_tile<type, 3>(panel, x, first_row + row, acc + kLanes * row);
-  for (; row < num_rows; row++) dense_tile<type, 1>(panel, x, first_row + row, acc + kLanes * row);
+  for (; row + R <= num_rows; row += R) dense_tile<type, R>(panel, x, first_row + row, acc + kLanes * row);
+  if constexpr (R > 1) dense_rows<type, R - 1>(panel, x, first_row + row, num_rows - row, acc + kLanes * row);
 }
 
 void panel_product(WeightType type, const uint8_t* panel, const Activations& x, int64_t first_row, int64_t num_rows,

@@ -23,7 +23,9 @@ def mlx_values(data: np.ndarray[Any, Any], weight_type: WeightType) -> np.ndarra
 
 def mlx_quantized(weights: np.ndarray[Any, Any], weight_type: WeightType) -> np.ndarray[Any, Any]:
     """Rows of blocks with what `mx.quantize` makes of float32 [num_rows, num_columns]."""
-    dtype = {torch.float32: mx.float32, torch.float16: mx.float16, torch.bfloat16: mx.bfloat16}[scale_dtype(weight_type)]
+    dtype = {torch.float32: mx.float32, torch.float16: mx.float16, torch.bfloat16: mx.bfloat16}[
+        scale_dtype(weight_type)
+    ]
     bits, group_size = int(weight_type.name[3]), weight_type.block_size
     codes, scales, biases = mx.quantize(mx.array(weights).astype(dtype), group_size=group_size, bits=bits)
     num_blocks = scales.size

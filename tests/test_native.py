@@ -71,7 +71,7 @@ def values_of(weight: RawTensor) -> np.ndarray:
 
 
 def magnitudes_of(weight: RawTensor) -> np.ndarray:
-    """|w|, or what an MLX weight is the sum of: |scale · code| + |bias|, since codes of 8 bits may all but cancel it."""
+    """|w|, or for MLX |scale · code| + |bias|: the two may all but cancel each other."""
     values = values_of(weight)
     if weight.weight_type not in MLX_TYPES:
         return np.abs(values)
@@ -164,7 +164,9 @@ def test_fused_products_are_the_separate_ones(kinds: list[WeightType], isa: str)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kinds", [("Q4_K", "Q4_K"), ("Q5_0", "Q8_0"), ("Q6_K", "Q4_1"), ("F16", "Q8_0"), ("MLX4_64_BF16", "Q5_K")])
+@pytest.mark.parametrize(
+    "kinds", [("Q4_K", "Q4_K"), ("Q5_0", "Q8_0"), ("Q6_K", "Q4_1"), ("F16", "Q8_0"), ("MLX4_64_BF16", "Q5_K")]
+)
 def test_a_gated_pair_is_silu_of_one_product_times_the_other(kinds: tuple[str, str], isa: str) -> None:
     gate, up = (matrix(WeightType[kind], 100, 512, seed=seed) for seed, kind in enumerate(kinds))
     for count in (1, 5, 70):

@@ -120,8 +120,8 @@ class NativeBackend:
 class PackedLinear:
     """Matrix products with weights repacked in their own bit widths; see `Backend.make_linear`.
 
-    For quantised weights x is quantised to int8 block by block (256 values where a block of weights is as long, else 32;
-    the scale is the largest magnitude over 127). All products and sums within a block are exact integers, so the
+    For quantised weights x is quantised to int8 block by block (256 values where a block of weights has as many, else
+    32; the scale is the largest magnitude over 127). All products and sums within a block are exact integers, so the
     result's bits depend neither on the rows beside a row, nor on threads, nor on the instruction set. Float weights
     meet x as it is.
     """
