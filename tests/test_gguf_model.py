@@ -131,7 +131,7 @@ def test_counts_are_integers_in_range(refusal: Callable[..., PilotfishError], ar
 
 @pytest.mark.parametrize("key", ["attention.layer_norm_rms_epsilon", "rope.freq_base"])
 def test_constants_are_positive_numbers(refusal: Callable[..., PilotfishError], architecture: str, key: str) -> None:
-    for value in ("1.0", 1, True, [1.0], 0.0, -1.0, math.nan, math.inf):
+    for value in ("1.0", True, [1.0], 0, -1, 0.0, -1.0, math.nan, math.inf):
         assert f"'{architecture}.{key}' must be a positive number" in str(refusal(FormatError, {key: value}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,17 +13,18 @@ MAX_BYTES = 64 << 20
 """A tokenizer of 250,000 tokens has 30 MB."""
 
 
-def read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file. Raises `ModelNotFoundError` where there is none, `FormatError` as `parse_object`."""
+def read_object(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, object]:
+    """The JSON object in a file. Raises `ModelNotFoundError` where there is none, `FormatError` as `parse_object` and
+    for a file of more than `max_bytes`; what is made of them may take thirty times their memory."""
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            content = file.read(max_bytes + 1)
     except FileNotFoundError:
         raise ModelNotFoundError(f"no such file: {path}") from None
     except OSError as error:
         raise ModelNotFoundError(f"cannot open {path}: {error.strerror}") from None
-    if len(content) > MAX_BYTES:
-        raise FormatError(f"{path} has more than {MAX_BYTES} bytes, which no such file needs")
+    if len(content) > max_bytes:
+        raise FormatError(f"{path} has more than {max_bytes} bytes, which no such file needs")
     return parse_object(content, str(path))
 
 
@@ -36,8 +38,7 @@ def parse_object(content: bytes, source: str) -> dict[str, object]:
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            repeated = next(name for name in names if names.count(name) > 1)
+            ((repeated, _),) = Counter(name for name, _ in pairs).most_common(1)
             raise FormatError(f"{source} is not sound JSON: {repeated[:80]!r} is there twice in one object")
         return found
 

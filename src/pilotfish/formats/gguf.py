@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pilotfish.errors import FormatError, ModelNotFoundError, UnsupportedModelError
+from pilotfish.errors import FormatError, UnsupportedModelError
+from pilotfish.formats.mapped_file import evict, map_file
 from pilotfish.types import RawTensor, WeightType
 
 _MAGIC = b"GGUF"
@@ -75,16 +76,7 @@ class GGUFFile:
         `UnsupportedModelError` where a tensor has a type this version cannot read.
         """
         path = Path(path)
-        try:
-            with path.open("rb") as file:
-                # ACCESS_COPY: torch wants writable buffers. Nobody may write: what is evicted is read anew.
-                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except FileNotFoundError:
-            raise ModelNotFoundError(f"no such file: {path}") from None
-        except ValueError:
-            raise FormatError(f"{path} is empty; fetch it again") from None
-        except OSError as error:
-            raise ModelNotFoundError(f"cannot open {path}: {error.strerror}") from None
+        data = map_file(path)
         reader = _Reader(path, data)
         metadata, infos = reader.header()
         return cls(path, metadata, infos, data)
@@ -98,15 +90,8 @@ class GGUFFile:
         info = self._infos[name]
         rows = math.prod(info.shape[:-1])
         view = np.frombuffer(self._data, np.uint8, info.num_bytes, info.start).reshape(rows, -1)
-        evict = partial(_evict, self._data, info.start, info.num_bytes)
-        return RawTensor(name, info.weight_type, info.shape, lambda: view, evict)
-
-
-def _evict(data: mmap.mmap, start: int, num_bytes: int) -> None:
-    """Takes the pages that hold these bytes out of the process's memory, where the system can."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        first_page = start // mmap.PAGESIZE * mmap.PAGESIZE
-        data.madvise(mmap.MADV_DONTNEED, first_page, start + num_bytes - first_page)
+        give_back = partial(evict, self._data, info.start, info.num_bytes)
+        return RawTensor(name, info.weight_type, info.shape, lambda: view, give_back)
 
 
 class _Reader:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from reprlib import repr as short
@@ -12,9 +11,9 @@ import numpy as np
 
 from pilotfish.config import ModelConfig
 from pilotfish.errors import FormatError, UnsupportedModelError
+from pilotfish.formats.config_values import ConfigValues
 from pilotfish.formats.gguf import GGUFFile
 from pilotfish.formats.model_checks import (
-    MAX_SIZE,
     RECURRENT_LAYERS,
     WINDOWED_LAYERS,
     check_architecture,
@@ -99,23 +98,13 @@ class _Config:
         self.file = file
         self.architecture = architecture
         self.metadata: Mapping[str, object] = file.metadata
-
-    def fail(self, key: str, value: object, wanted: str) -> FormatError:
-        return FormatError(
-            f"{self.file.path}: metadata '{self.architecture}.{key}' must be {wanted}, got {short(value)}"
-        )
+        self.values = ConfigValues(f"{file.path}: metadata", file.metadata)
 
     def count(self, key: str, default: int | None = None) -> int:
-        value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
-            raise self.fail(key, value, f"an integer from 1 to {MAX_SIZE}")
-        return value
+        return self.values.count(f"{self.architecture}.{key}", default)
 
     def positive(self, key: str, default: float | None = None) -> float:
-        value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
-            raise self.fail(key, value, "a positive number")
-        return value
+        return self.values.positive(f"{self.architecture}.{key}", default)
 
     def rope_factors(self, head_dim: int) -> tuple[float, ...] | None:
         if _ROPE_FACTORS not in self.file.tensor_names:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from reprlib import repr as short
 
 from pilotfish.config import MAX_HEAD_DIM, MAX_HEADS, ModelConfig
 from pilotfish.errors import FormatError, UnsupportedModelError
-
-MAX_SIZE = 1 << 20
-"""No count in a config of ours is beyond; larger ones are damage, and would cost memory."""
 
 RECURRENT_LAYERS = "has recurrent layers, whose state cannot be taken back to an earlier token"
 WINDOWED_LAYERS = "has sliding-window layers, whose cache forgets what a rejected draft pushed out"
@@ -64,13 +61,20 @@ def check_rope_factors(path: Path, factors: Collection[float], head_dim: int) ->
         raise FormatError(f"{path}: the rotary frequencies need {head_dim // 2} positive factors")
 
 
-def check_tensors(path: Path, found: Mapping[str, tuple[int, ...]], config: ModelConfig) -> None:
+def check_tensors(
+    path: Path,
+    found: Mapping[str, tuple[int, ...]],
+    config: ModelConfig,
+    name_in_file: Callable[[str], str] = str,
+) -> None:
     """Raises `FormatError` unless `found` (shapes by name) are the tensors of such a model, and `UnsupportedModelError`
-    for one that it does not have. `output.weight` may be absent: the output matrix is then the embedding."""
+    for one that it does not have. `output.weight` may be absent: the output matrix is then the embedding.
+
+    `found` has the file's names; `name_in_file` makes one of GGUF's name."""
     if config.num_layers > len(found):  # before anything is made for each layer
         raise FormatError(f"{path} announces {config.num_layers} layers, but has {len(found)} tensors")
-    shapes = tensor_shapes(config)
-    missing = sorted(shapes.keys() - found.keys() - {"output.weight"})
+    shapes = {name_in_file(name): shape for name, shape in tensor_shapes(config).items()}
+    missing = sorted(shapes.keys() - found.keys() - {name_in_file("output.weight")})
     if missing:
         raise FormatError(f"{path} lacks the tensor {missing[0]!r} ({len(missing)} missing in all)")
     extra = sorted(found.keys() - shapes.keys())

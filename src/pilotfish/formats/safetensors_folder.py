@@ -1,0 +1,70 @@
+"""The weights of a Hugging Face folder: one safetensors file, or the shards that an index assigns tensors to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pilotfish.errors import FormatError, ModelNotFoundError
+from pilotfish.formats.safetensors import StoredTensor, read_safetensors
+from pilotfish.json_files import read_object
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_MAX_INDEX_BYTES = 4 << 20
+_SHARD_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}\.safetensors")
+_MAX_SHOWN = 100
+
+
+def read_weights(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a folder by name.
+
+    Where there are both, `model.safetensors` counts and the index does not, as in `transformers` 5; any other file is
+    not looked at. Raises `ModelNotFoundError` where there is neither, and `FormatError` for an index that does not
+    describe its shards exactly, or a shard that is missing or unsound.
+    """
+    if (folder / SINGLE_FILE).is_file():
+        return read_safetensors(folder / SINGLE_FILE)
+    if not (folder / INDEX_FILE).is_file():
+        raise ModelNotFoundError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+    return _read_shards(folder, _weight_map(folder / INDEX_FILE))
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Shard by tensor name."""
+    weight_map = read_object(index, _MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FormatError(f"{index}: 'weight_map' must be an object of tensor and file names; fetch it again")
+    for name, shard in weight_map.items():
+        # Only a file beside the index: hostile names lead elsewhere.
+        if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard):
+            raise FormatError(
+                f"{index}: the shard of tensor {name[:_MAX_SHOWN]!r} must be the plain name of a safetensors file, "
+                f"got {str(shard)[:_MAX_SHOWN]!r}"
+            )
+    return weight_map
+
+
+def _read_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTensor]:
+    shards = sorted(set(weight_map.values()))
+    for shard in shards:
+        if not (folder / shard).is_file():
+            raise FormatError(f"{folder} lacks the shard {shard!r} that {INDEX_FILE} names; fetch it again")
+    tensors: dict[str, StoredTensor] = {}
+    for shard in shards:
+        for name, tensor in read_safetensors(folder / shard).items():
+            assigned = weight_map.get(name)
+            if assigned != shard:
+                where = "does not name" if assigned is None else f"assigns to {assigned!r}"
+                raise FormatError(
+                    f"{folder}: the shard {shard!r} holds the tensor {name!r}, which {INDEX_FILE} {where}; "
+                    "fetch both again"
+                )
+            tensors[name] = tensor
+    for name, shard in weight_map.items():
+        if name not in tensors:
+            raise FormatError(
+                f"{folder}: {INDEX_FILE} assigns the tensor {name[:_MAX_SHOWN]!r} to the shard {shard!r}, which lacks "
+                "it; fetch both again"
+            )
+    return tensors
