@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tiny_folders import DTYPES, LLAMA3_ROPE, hf_name, write_tiny_folder
 from tiny_models import (
     ARCHITECTURES,
     K_TYPES,
@@ -30,6 +31,7 @@ import pilotfish
 from pilotfish.config import ModelConfig
 from pilotfish.formats.gguf import GGUFFile
 from pilotfish.formats.gguf_model import read_model
+from pilotfish.formats.hf_model import read_folder
 from pilotfish.kvcache import DenseCache
 from pilotfish.model import ForwardInput, Transformer, run_forward
 from pilotfish.ops.reference import ReferenceBackend
@@ -37,35 +39,12 @@ from pilotfish.ops.reference import ReferenceBackend
 RELATIVE_BOUND = 1e-5
 """Largest difference allowed, as a share of the largest logit. Both sides compute in float32 and differ only in the
 order of their sums, worth about 1e-6; a wrong eps, theta or row order is worth 1e-3 and more."""
-_HF_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     with torch_threads(1):
         yield
-
-
-def hf_name(name: str) -> str:
-    """`blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`."""
-    *layer, part, kind = name.split(".")
-    prefix = f"model.layers.{layer[1]}." if layer else ""
-    return f"{prefix}{_HF_NAMES[part]}.{kind}"
 
 
 def oracle(config: ModelConfig, tensors: Weights) -> Any:
@@ -173,6 +152,46 @@ def test_weight_types_may_differ_between_tensors(tmp_path: Path, architecture: s
         "output.weight": "F16",
     }
     check_tiny(tmp_path, tiny_config(architecture, **WIDE), tensor_types=kinds, output="untied")
+
+
+def folder_logits(folder: Path, config: ModelConfig) -> Tensor:
+    """Ours for 40 tokens, held against those of `transformers`, which reads the folder with its own loader."""
+    read_config, raw = read_folder(folder)
+    token_ids = np.random.default_rng(7).integers(0, config.vocab_size, 40).tolist()
+    found = our_logits(Transformer(read_config, raw, config.vocab_size), token_ids)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    expected = oracle_logits(model, token_ids)
+    assert len(set(expected.argmax(dim=-1).tolist())) > 5
+    assert_close(found, expected)
+    return found
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["single", "sharded"])
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_folders_give_the_logits_of_transformers(
+    tmp_path: Path, architecture: str, dtype: str, output: str, sharded: bool
+) -> None:
+    config = tiny_config(architecture)
+    values = {"tie_word_embeddings": output != "untied"}
+    write_tiny_folder(
+        tmp_path, config, tiny_tensors(config, output=output), dtype=dtype, sharded=sharded, values=values
+    )
+    folder_logits(tmp_path, config)
+
+
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_scaling_of_llama_3_gives_the_logits_of_transformers(tmp_path: Path, architecture: str, place: str) -> None:
+    config = tiny_config(architecture)
+    tensors = tiny_tensors(config, output="untied")
+    write_tiny_folder(tmp_path / "scaled", config, tensors, values={place: LLAMA3_ROPE})
+    write_tiny_folder(tmp_path / "plain", config, tensors)
+    scaled, plain = (folder_logits(tmp_path / name, config) for name in ("scaled", "plain"))
+    assert (scaled - plain).abs().max() > 100 * RELATIVE_BOUND * plain.abs().max()  # else the test would show nothing
 
 
 @pytest.mark.real_model
