@@ -47,6 +47,8 @@ _HF_NAMES = {
     "output": "lm_head",
 }
 
+ABSENT = object()
+
 FolderTensors = dict[str, Tensor]
 
 
@@ -58,7 +60,7 @@ def hf_name(name: str) -> str:
 
 
 def hf_config(config: ModelConfig, values: Mapping[str, object] | None = None) -> dict[str, object]:
-    """The config.json of `config`, without rope scaling; `values` change it, and None takes a key out."""
+    """The config.json of `config`, without rope scaling; `values` change it, and ABSENT takes a key out."""
     found: dict[str, object] = {
         "architectures": [CLASSES[config.architecture]],
         "model_type": config.architecture,
@@ -74,7 +76,7 @@ def hf_config(config: ModelConfig, values: Mapping[str, object] | None = None) -
         "rope_theta": config.rope_theta,
         "hidden_act": "silu",
     }
-    return {key: value for key, value in (found | dict(values or {})).items() if value is not None}
+    return {key: value for key, value in (found | dict(values or {})).items() if value is not ABSENT}
 
 
 def folder_tensors(
