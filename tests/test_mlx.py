@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from tiny_folders import ABSENT, folder_tensors, hf_config, write_folder, write_tiny_folder
+from tiny_folders import ABSENT, FolderTensors, folder_tensors, hf_config, write_folder, write_tiny_folder
 from tiny_models import ARCHITECTURES, OUTPUTS, WIDE, tiny_config, tiny_tensors
 
+from pilotfish.config import ModelConfig
 from pilotfish.errors import FormatError, PilotfishError, UnsupportedModelError
 from pilotfish.formats.hf_model import read_folder
 from pilotfish.types import RawTensor, WeightType
@@ -136,12 +138,18 @@ def test_a_matrix_without_scales_is_not_quantised(tmp_path: Path, architecture: 
 def test_either_key_will_do(tmp_path: Path, key: str) -> None:
     config = tiny_config("qwen2", **WIDE)
     stored, _ = folder_tensors(tiny_tensors(config, output="untied"), "F32", SCHEME)
-    values = hf_config(config, {key: SCHEME | {"model.norm": True, "lm_head": True}})
+    values = hf_config(config, {key: SCHEME | {"lm_head": True}})
     write_folder(tmp_path, values, stored)
     assert read_folder(tmp_path)[1]["output.weight"].weight_type is WeightType.MLX4_64_F32
 
 
 # -- refusals -----------------------------------------------------------------------------------------------------
+
+
+@cache
+def sound_folder() -> tuple[ModelConfig, FolderTensors]:
+    config = tiny_config("llama", **WIDE)
+    return config, folder_tensors(tiny_tensors(config, output="untied"), "F16", SCHEME)[0]
 
 
 @pytest.fixture
@@ -152,14 +160,12 @@ def refusal(tmp_path: Path) -> Refusal:
         kind: type[PilotfishError],
         values: dict[str, object] | None = None,
         tensors: dict[str, Any] | None = None,
-        scheme: dict[str, Any] = SCHEME,
     ) -> str:
-        config = tiny_config("llama", **WIDE)
-        stored = folder_tensors(tiny_tensors(config, output="untied"), "F16", scheme)[0] | (tensors or {})
+        config, sound = sound_folder()
         write_folder(
             tmp_path,
-            hf_config(config, {"quantization": scheme} | (values or {})),
-            {name: value for name, value in stored.items() if value is not ABSENT},
+            hf_config(config, {"quantization": SCHEME} | (values or {})),
+            {name: value for name, value in (sound | (tensors or {})).items() if value is not ABSENT},
         )
         with pytest.raises(PilotfishError) as caught:
             read_folder(tmp_path)
