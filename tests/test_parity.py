@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from tiny_models import (
     ROPE_FACTORS,
     WEIGHT_TYPES,
     WIDE,
-    Weights,
     float_weights,
     tiny_config,
     tiny_tensors,
@@ -47,7 +46,7 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def oracle(config: ModelConfig, tensors: Weights) -> Any:
+def oracle(config: ModelConfig, weights: Mapping[str, np.ndarray[Any, Any]]) -> Any:
     """The same model in `transformers`, in float32 with eager attention, from weights in its own row order."""
     classes: dict[str, tuple[Any, Any]] = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
@@ -71,10 +70,10 @@ def oracle(config: ModelConfig, tensors: Weights) -> Any:
             attn_implementation="eager",
         )
     )
-    weights = float_weights(tensors)
-    factors = torch.tensor(weights.pop("rope_freqs.weight", np.ones(config.head_dim // 2, np.float32)))
-    model.load_state_dict({hf_name(name): torch.tensor(values) for name, values in weights.items()}, strict=True)
-    model.model.rotary_emb.inv_freq /= factors
+    state = {hf_name(name): torch.tensor(values) for name, values in weights.items() if name != "rope_freqs.weight"}
+    model.load_state_dict(state, strict=True)
+    if config.rope_factors is not None:
+        model.model.rotary_emb.inv_freq /= torch.tensor(config.rope_factors)
     return model.to(torch.float32).eval()
 
 
@@ -103,7 +102,7 @@ def check_tiny(tmp_path: Path, config: ModelConfig, **weights: Any) -> None:
     assert read_config == config
     token_ids = np.random.default_rng(7).integers(0, config.vocab_size, 40).tolist()
     found = our_logits(Transformer(read_config, raw, config.vocab_size), token_ids)
-    expected = oracle_logits(oracle(config, tensors), token_ids)
+    expected = oracle_logits(oracle(config, float_weights(tensors)), token_ids)
     assert len(set(expected.argmax(dim=-1).tolist())) > 5  # else agreeing on it would mean little
     assert_close(found, expected)
 
@@ -192,6 +191,34 @@ def test_the_scaling_of_llama_3_gives_the_logits_of_transformers(tmp_path: Path,
     write_tiny_folder(tmp_path / "plain", config, tensors)
     scaled, plain = (folder_logits(tmp_path / name, config) for name in ("scaled", "plain"))
     assert (scaled - plain).abs().max() > 100 * RELATIVE_BOUND * plain.abs().max()  # else the test would show nothing
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("group_size", "dtype", "output"), [(32, "F16", "untied"), (64, "BF16", "tied"), (128, "F32", "copy")]
+)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_mlx_folders_give_the_logits_of_transformers(
+    tmp_path: Path, architecture: str, bits: int, group_size: int, dtype: str, output: str
+) -> None:
+    """`transformers` computes with the weights that `mlx` itself dequantises."""
+    config = tiny_config(architecture, **WIDE)
+    weights = write_tiny_folder(
+        tmp_path,
+        config,
+        tiny_tensors(config, output=output),
+        dtype=dtype,
+        sharded=True,
+        quantization={"group_size": group_size, "bits": bits},
+        values={"tie_word_embeddings": output != "untied"},
+    )
+    weights.setdefault("output.weight", weights["token_embd.weight"])
+    read_config, raw = read_folder(tmp_path)
+    token_ids = np.random.default_rng(7).integers(0, config.vocab_size, 40).tolist()
+    found = our_logits(Transformer(read_config, raw, config.vocab_size), token_ids)
+    expected = oracle_logits(oracle(config, weights), token_ids)
+    assert len(set(expected.argmax(dim=-1).tolist())) > 5
+    assert_close(found, expected)
 
 
 @pytest.mark.real_model
