@@ -452,10 +452,10 @@ def test_tied_and_untied_heads(read: Read, refusal: Refusal, tie: object) -> Non
 
 
 def test_a_tied_head_differs_by_one_bit_or_by_its_type(refusal: Refusal) -> None:
-    embedding = torch.randn(304, 64)
+    embedding = torch.randn(304, 64).half()
     other = embedding.clone()
-    other.view(torch.int32)[-1, -1] ^= 1
-    for head in (other, embedding.half()):
+    other.view(torch.int16)[-1, -1] ^= 1
+    for head in (other, embedding.float(), embedding.view(torch.bfloat16).clone()):
         tensors = {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
         assert "'lm_head.weight'" in refusal(FormatError, {"tie_word_embeddings": True}, tensors)
 

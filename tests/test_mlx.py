@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from tiny_models import ARCHITECTURES, OUTPUTS, WIDE, tiny_config, tiny_tensors
 from pilotfish.config import ModelConfig
 from pilotfish.errors import FormatError, PilotfishError, UnsupportedModelError
 from pilotfish.formats.hf_model import read_folder
+from pilotfish.formats.mlx import Quantization, Scheme, join_quantized
+from pilotfish.formats.safetensors_folder import read_weights
 from pilotfish.types import RawTensor, WeightType
 
 BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
@@ -202,9 +205,10 @@ def test_another_quantisation_is_named(refusal: Refusal, changes: dict[str, obje
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors", "mxfp4", None, 7])
 def test_another_method_is_named(refusal: Refusal, method: object) -> None:
-    values = {"quantization_config": {"quant_method": method, "bits": 4, "group_size": 64}}
-    for quantization in (ABSENT, SCHEME):
-        assert repr(method) in refusal(UnsupportedModelError, values | {"quantization": quantization})
+    for options in ({}, SCHEME, {"bits": 4, "group_size": -1, "desc_act": False}):
+        for quantization in (ABSENT, SCHEME):
+            values = {"quantization": quantization, "quantization_config": options | {"quant_method": method}}
+            assert f"by the method {method!r}" in refusal(UnsupportedModelError, values)
 
 
 @pytest.mark.parametrize(
@@ -305,6 +309,26 @@ def test_scales_and_biases_have_one_float_dtype(refusal: Refusal, tensors: dict[
 def test_a_wrong_shape_names_its_tensor(refusal: Refusal, part: str, shape: tuple[int, ...]) -> None:
     dtype = torch.uint32 if part == "weight" else torch.float16
     assert Q_PROJ in refusal(FormatError, None, {f"{Q_PROJ}.{part}": torch.zeros(shape).to(dtype)})
+
+
+def test_a_row_is_whole_groups(refusal: Refusal) -> None:
+    tensors = {f"{Q_PROJ}.weight": torch.zeros(256, 31).to(torch.uint32)} | {
+        f"{Q_PROJ}.{part}": torch.zeros(256, 3).half() for part in ("scales", "biases")
+    }
+    assert "which does not fit" in refusal(FormatError, None, tensors)
+
+
+def test_all_three_tensors_are_evicted(tmp_path: Path) -> None:
+    _, sound = sound_folder()
+    write_folder(tmp_path, {}, {name: sound[name] for name in sound if name.startswith("lm_head.")})
+    evicted: list[str] = []
+    stored = {
+        name: replace(tensor, evict=partial(evicted.append, name)) for name, tensor in read_weights(tmp_path).items()
+    }
+    raw = join_quantized(stored, Quantization(Scheme(4, 64), {}))
+    assert raw.keys() == {"lm_head.weight"}
+    raw["lm_head.weight"].evict()
+    assert sorted(evicted) == sorted(stored)
 
 
 def test_a_norm_cannot_be_quantised(refusal: Refusal) -> None:

@@ -150,7 +150,7 @@ def _join(module: str, stored: Mapping[str, StoredTensor], quantization: Quantiz
             f"{biases.dtype}; supported are {', '.join(_SCALE_BYTES)}, the same for both"
         )
     bits, group_size = scheme.bits, scheme.group_size
-    if len(weight.shape) != 2 or 0 in weight.shape:
+    if len(weight.shape) != 2:
         raise FormatError(f"{weight.path}: tensor {weight.name!r} has the shape {weight.shape}, which is no matrix")
     rows, columns = weight.shape[0], weight.shape[1] * 32 // bits
     for tensor in (scales, biases):
