@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 import pilotfish
 from pilotfish import DraftModelDrafter, SamplingParams, _kernels, catalog
 from pilotfish.errors import OptionError, PilotfishError
-from pilotfish.loading import find_file
+from pilotfish.loading import find_model
 from pilotfish.model.calibrate import (
     Clock,
     ForwardTimes,
@@ -420,7 +420,7 @@ def main() -> None:
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     try:
-        report = measure(find_file(options.model), find_file(options.draft_model), options.rounds)
+        report = measure(find_model(options.model), find_model(options.draft_model), options.rounds)
     except PilotfishError as error:
         note(f"error: {error}")
         sys.exit(2)
