@@ -28,6 +28,7 @@ class FakeHub:
 
     def __init__(self, repository: str = "someone/toy") -> None:
         self.repository = repository
+        self.commit = COMMIT
         self.files: dict[str, bytes] = {}
         self.stated: dict[str, bytes] = {}
         self.listing: Any = None
@@ -60,7 +61,7 @@ class FakeHub:
                     content = b""
                     self.send_header("X-Error-Code", error[1])
                 else:
-                    self.send_header("X-Repo-Commit", COMMIT)
+                    self.send_header("X-Repo-Commit", hub.commit)
                     self.send_header("ETag", f'"{etag}"')
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
@@ -84,7 +85,7 @@ class FakeHub:
             return self.listing
         return {
             "id": self.repository,
-            "sha": COMMIT,
+            "sha": self.commit,
             "siblings": [self._state(name, self.stated.get(name, content)) for name, content in self.files.items()],
         }
 

@@ -138,13 +138,17 @@ def test_what_a_repository_does_not_have(
 
 
 @pytest.mark.parametrize(
-    "model", ["gpt", "gpt:Q8_0", f"{TOY}/deeper", f"{TOY}:", "org/x.gguf", "/a/b", "./a/b", "~/b", "a/", ""]
+    "model",
+    [
+        *("gpt", "gpt:Q8_0", f"{TOY}/deeper", f"{TOY}:", "org/x.gguf", "org/x.git", "/a/b", "./a/b", "../a", "~/b"),
+        *("a/", "", "a..b/c", "a/b--c", "a/-b", "a/b.", f"a/{'b' * 97}", "a b/c", "a/b\n", "é/b"),
+    ],
 )
 def test_what_is_no_name_is_looked_for_on_disk(hub: FakeHub, model: str) -> None:  # fmt: skip
     assert not is_name(model)
-    with pytest.raises(ModelNotFoundError, match=r"no such model: .* no file or folder, no name in the catalog"):
+    with pytest.raises(ModelNotFoundError, match=r"(?s)no such model: .* no file or folder, no name in the catalog"):
         find_model(model)
-    with pytest.raises(ModelNotFoundError, match=r"no model .* in the catalog; it has .*ORG/NAME"):
+    with pytest.raises(ModelNotFoundError, match=r"(?s)no model .* in the catalog; it has .*ORG/NAME"):
         pull(model)
     assert hub.num_requests == 0
 
@@ -156,6 +160,8 @@ def test_a_path_that_exists_comes_before_a_repository(
     monkeypatch.chdir(tmp_path)
     assert is_name(TOY)
     folder = Path(TOY)
+    with pytest.raises(ModelNotFoundError, match="no such model: someone/toy"):
+        find_model(folder)  # a Path is never a name
     folder.mkdir(parents=True)
     assert not is_name(TOY)
     with pytest.raises(ModelNotFoundError, match="the folder someone/toy holds neither"):
@@ -213,6 +219,20 @@ def test_a_hostile_index_fetches_nothing(hub: FakeHub, name: str) -> None:
     with pytest.raises(FormatError, match="is no plain name of a safetensors file"):
         pull(TOY)
     assert hub.fetched == [INDEX]
+
+
+def test_files_of_two_commits_are_no_model(hub: FakeHub) -> None:
+    hub.files = SINGLE
+
+    def change(event: PullEvent) -> None:
+        if event.status == "tokenizer.json":
+            hub.commit = "d" * 40
+
+    with pytest.raises(FetchError, match="changed while it was fetched: try again"):
+        pull(TOY, change)
+    hub.fetched.clear()
+    assert files_in(pull(TOY)) == SINGLE
+    assert hub.fetched == []
 
 
 def test_an_interrupted_fetch_goes_on_with_what_is_missing(hub: FakeHub) -> None:
