@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pilotfish import DenseCache, PilotfishError, Tokenizer, load
 from pilotfish.errors import NonFiniteLogitsError, OptionError
-from pilotfish.loading import find_file
+from pilotfish.loading import find_model
 from pilotfish.model import ForwardInput, Transformer, run_forward
 from pilotfish.ops.native import NativeBackend, choose_backend
 from pilotfish.ops.reference import ReferenceBackend
@@ -138,7 +138,7 @@ def read_token_ids(tokenizer: Tokenizer, text: Path, num_tokens: int) -> list[in
 
 def run(model_name: str, text: Path, num_tokens: int, quiet: bool) -> None:
     """Runs all three and prints the table, unless `quiet`, and the JSON line. Progress goes to stderr."""
-    path = find_file(model_name)
+    path = find_model(model_name)
     backend = choose_backend()
     _progress(f"{path.name} with the kernels")
     model, tokenizer = load(path, backend=backend)

@@ -48,7 +48,7 @@ from pilotfish import DraftModelDrafter, SamplingParams, _kernels, catalog
 from pilotfish.bench.roofline import allowed_speedup, run_roofline
 from pilotfish.errors import OptionError, PilotfishError
 from pilotfish.formats.gguf import GGUFFile
-from pilotfish.loading import find_file
+from pilotfish.loading import find_model
 from pilotfish.model.calibrate import (
     Clock,
     ForwardTimes,
@@ -396,7 +396,7 @@ def summarise(
 
 def measure_shape(name: str, rounds: int) -> dict[str, Any]:
     """Times of a pair with random weights, see `random_models`."""
-    tokenizer = GGUFFile.open(find_file(catalog.default_pair()[1]))
+    tokenizer = GGUFFile.open(find_model(catalog.default_pair()[1]))
     with TemporaryDirectory(prefix="pilotfish-") as folder:
         paths = [Path(folder) / f"{role}.gguf" for role in ("target", "draft")]
         for seed, (path, shape) in enumerate(zip(paths, random_models.PAIRS[name], strict=True)):
@@ -468,7 +468,7 @@ def main() -> None:
             report = measure_shape(options.shape, options.rounds)
         else:
             models = options.model or default_target, options.draft_model or default_draft
-            report = measure(*map(find_file, models), options.rounds)
+            report = measure(*map(find_model, models), options.rounds)
     except PilotfishError as error:
         note(f"error: {error}")
         sys.exit(2)

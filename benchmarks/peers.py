@@ -177,7 +177,7 @@ def measure(
 ) -> tuple[Artifact, dict[str, str]]:
     """Installs, measures, and writes the artifact; and says which peers were skipped, and why."""
     assert options.draft_model is not None
-    target, draft = (pilotfish.find_file(name) for name in (options.model, options.draft_model))
+    target, draft = (pilotfish.find_model(name) for name in (options.model, options.draft_model))
     with claim(out) as save:
         installed, skipped = install_all(peers, environments, target, draft)
         tokenizer = Tokenizer.from_gguf_metadata(GGUFFile.open(target).metadata)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from command_line import Outcome, Stream
+from fake_hub import FakeHub
+from huggingface_hub import constants
 from hypothesis import settings
 
 from pilotfish import catalog
@@ -78,6 +81,22 @@ def qwen(real_tokenizer: Callable[[str], Tokenizer]) -> Tokenizer:
 @pytest.fixture(scope="session")
 def smollm(real_tokenizer: Callable[[str], Tokenizer]) -> Tokenizer:
     return real_tokenizer("smollm2-135m")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    """A hub on this machine that the hub library asks, and an empty cache of that library's."""
+    hub = FakeHub()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.endpoint + template[template.index("/{") :])
+    thread = threading.Thread(target=hub.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield hub
+    hub.server.shutdown()
+    thread.join()
+    hub.server.server_close()
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 from doubles import FakeClock
+from fake_hub import lay_out_cache
+from huggingface_hub import constants
 from tiny_models import tiny_config, tiny_metadata, write_tiny_model
 
 import pilotfish
@@ -389,6 +391,29 @@ def test_models_are_named_with_their_hash(models) -> None:
     path = Path(models[0])
     assert (described.file_name, described.num_bytes) == (path.name, path.stat().st_size)
     assert described.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_folder_is_named_with_a_hash_over_its_model_files(tmp_path: Path) -> None:
+    contents = {"tokenizer.json": b"{}", "config.json": b"[]", "model.safetensors": b"weights"}
+    for name, content in (contents | {"README.md": b"stray"}).items():
+        (tmp_path / name).write_bytes(content)
+    described = pair.describe_model("target", str(tmp_path))
+    files = ["config.json", "model.safetensors", "tokenizer.json"]
+    as_sha256sum = "".join(f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in files)
+    assert described.sha256 == hashlib.sha256(as_sha256sum.encode()).hexdigest()
+    assert (described.name, described.file_name, described.num_bytes) == (tmp_path.name, tmp_path.name, 11)
+    (tmp_path / "README.md").write_bytes(b"another")
+    assert pair.describe_model("target", str(tmp_path)) == described
+    (tmp_path / "tokenizer.json").write_bytes(b"[]")
+    assert pair.describe_model("target", str(tmp_path)).sha256 != described.sha256
+
+
+def test_a_model_of_the_hub_is_named_as_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    files = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"weights"}
+    snapshot = lay_out_cache(tmp_path, "someone/toy", files)
+    described = pair.describe_model("target", "someone/toy")
+    assert (described.name, described.file_name) == ("someone/toy", snapshot.name)
 
 
 class Shortened(InThisProcess):

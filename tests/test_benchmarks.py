@@ -287,7 +287,7 @@ def test_random_models_have_a_real_ones_parts_and_finite_logits(tmp_path: Path) 
 
 def test_kernels_measures_a_pair_with_random_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "tiny.gguf", "qwen3")
-    monkeypatch.setattr(kernels, "find_file", lambda name: path)
+    monkeypatch.setattr(kernels, "find_model", lambda name: path)
     monkeypatch.setattr(kernels, "in_fresh_process", lambda function, *arguments: function(*arguments))
     monkeypatch.setitem(random_models.PAIRS, "tiny", (TINY, TINY))
     monkeypatch.setattr(kernels, "random_models", random_models)

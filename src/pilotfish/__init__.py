@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pilotfish.engine import GenerationStream, generate, next_token_logits, speculative_generate, stream
     from pilotfish.errors import PilotfishError
     from pilotfish.kvcache import DenseCache, PagedCache, PagePool
-    from pilotfish.loading import find_file, load
+    from pilotfish.loading import find_model, load
     from pilotfish.tokenizer import Tokenizer, check_pair
     from pilotfish.types import (
         Draft,
@@ -46,7 +46,7 @@ __all__ = [
     "TokenOutput",
     "Tokenizer",
     "check_pair",
-    "find_file",
+    "find_model",
     "generate",
     "load",
     "next_token_logits",
@@ -59,7 +59,7 @@ _HOMES = {
     "pilotfish.engine": ("GenerationStream", "generate", "next_token_logits", "speculative_generate", "stream"),
     "pilotfish.errors": ("PilotfishError",),
     "pilotfish.kvcache": ("DenseCache", "PagePool", "PagedCache"),
-    "pilotfish.loading": ("find_file", "load"),
+    "pilotfish.loading": ("find_model", "load"),
     "pilotfish.tokenizer": ("Tokenizer", "check_pair"),
     "pilotfish.types": (
         "Draft",

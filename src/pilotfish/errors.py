@@ -18,7 +18,7 @@ class PromptError(PilotfishError, ValueError):
 
 
 class ModelNotFoundError(PilotfishError):
-    """A model is neither a file on this machine nor a name in the catalog."""
+    """What was named is no model: nothing on this machine, in the catalog or on the hub, or several files."""
 
 
 class FetchError(PilotfishError):

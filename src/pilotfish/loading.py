@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pilotfish import catalog
@@ -31,7 +32,7 @@ def load(
     if backend is not None and threads is not None:
         raise OptionError("threads and backend cannot be combined: a backend has threads of its own")
     backend = backend or choose_backend(threads)
-    file = GGUFFile.open(find_file(model, progress))
+    file = GGUFFile.open(find_model(model, progress))
     config, tensors = read_model(file)
     tokenizer = Tokenizer.from_gguf_metadata(file.metadata)
     if tokenizer.vocab_size > config.vocab_size:
@@ -41,14 +42,20 @@ def load(
     return Transformer(config, tensors, tokenizer.vocab_size, tokenizer.padding_token_ids, backend), tokenizer
 
 
-def find_file(model: str | Path, progress: catalog.Progress | None = None) -> Path:
-    """The file behind a catalog name or a path. Raises `ModelNotFoundError` and `FetchError`."""
-    if isinstance(model, str) and model in catalog.entries():
+def find_model(model: str | Path, progress: catalog.Progress | None = None) -> Path:
+    """The GGUF file, or the folder of safetensors, that `model` means; fetched where it is not on this machine.
+
+    `model` is a name of the catalog; a path to a GGUF file, to a folder of safetensors, or to a folder with one GGUF
+    file; or a repository on the hub, `ORG/NAME`, `ORG/NAME:FILE.gguf` or `ORG/NAME:QUANTISATION`. A path that exists
+    comes before a repository of its spelling, a name of the catalog before both. Raises `ModelNotFoundError`,
+    `UnsupportedModelError`, `FormatError` and `FetchError`; see `catalog.pull`.
+    """
+    if isinstance(model, str) and catalog.is_name(model):
         return catalog.pull(model, progress)
-    path = Path(model)
-    if path.is_dir():
-        raise UnsupportedModelError(f"{path} is a folder; give the path of a GGUF file in it")
-    if not path.exists():
-        names = ", ".join(catalog.entries())
-        raise ModelNotFoundError(f"no such model: {model} is neither a file nor a name in the catalog ({names})")
-    return path
+    if not os.path.exists(model):
+        names = ", ".join(name for name in catalog.entries() if ":" not in name)
+        raise ModelNotFoundError(
+            f"no such model: {model} is no file or folder, no name in the catalog ({names}), and no hub repository "
+            "ORG/NAME"
+        )
+    return catalog.find_on_disk(Path(model))

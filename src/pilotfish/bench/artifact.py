@@ -166,10 +166,12 @@ class Sample(Part):
 class ModelFile(Part):
     role: Literal["target", "draft"]
     name: Name
-    """In the catalog, or the file's."""
+    """In the catalog or on the hub, else the file's or the folder's."""
     file_name: Name
+    """Or the folder's, which the hub's library names after the commit."""
     num_bytes: NumBytes
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    """Of a folder of safetensors: of what `sha256sum` prints for its model files, in the order of their names."""
 
 
 class Host(Part):

@@ -67,7 +67,9 @@ def measure_pair(
     models = [describe_model("target", options.model)]
     if draft_model is not None:
         models.append(describe_model("draft", draft_model))
-    files = [pilotfish.find_file(name) for name in (options.model, draft_model) if name is not None]
+    # Found once: what a name means on the hub may change while we measure.
+    paths = {name: pilotfish.find_model(name) for name in (options.model, draft_model) if name is not None}
+    files = [file for path in paths.values() for file in catalog.model_files(path)]
     states = [_state(path) for path in files]
     starts_of_others = {arm.name: start for arm, start in others}
 
@@ -77,8 +79,8 @@ def measure_pair(
                 "arm": arm.name,
                 "round": round,
                 "place": place,
-                "model": options.model,
-                "draft_model": options.draft_model if arm.proposal_length else None,
+                "model": str(paths[options.model]),
+                "draft_model": str(paths[draft_model]) if draft_model and arm.proposal_length else None,
                 "proposal_length": arm.proposal_length,
                 "max_tokens": options.max_tokens,
                 "threads": options.threads,
@@ -128,20 +130,27 @@ def measure_pair(
 
 
 def describe_model(role: Literal["target", "draft"], name: str) -> ModelFile:
-    """The file behind a catalog name or a path, read once for its hash, which also brings it into the page cache."""
-    path = pilotfish.find_file(name)
-    digest = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
+    """The model behind a name or a path, read once for its hash, which also brings it into the page cache."""
+    path = pilotfish.find_model(name)
+    files = catalog.model_files(path)
+    hashes = {file.name: _sha256(file) for file in files}
+    listed = "".join(f"{sha256}  {file_name}\n" for file_name, sha256 in hashes.items())
     return ModelFile(
         role=role,
         # Where it lies is nobody else's business.
-        name=name if name in catalog.entries() else path.name,
+        name=name if catalog.is_name(name) else path.name,
         file_name=path.name,
-        num_bytes=path.stat().st_size,
-        sha256=digest.hexdigest(),
+        num_bytes=sum(file.stat().st_size for file in files),
+        sha256=hashlib.sha256(listed.encode()).hexdigest() if path.is_dir() else hashes[path.name],
     )
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -15,10 +15,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class HubSource:
-    """One file of a model repository on the hub; the hub itself states its size and sha256."""
+    """A model of a repository on the hub, which itself states sizes and checksums.
+
+    `selector` is the name of a GGUF file in it, or of a quantisation that one such file has in its name. Without it:
+    the folder of safetensors, or in a repository that is none its only GGUF file, or its one Q4_K_M.
+    """
 
     repository: str
-    file_name: str
+    selector: str | None = None
 
     @property
     def label(self) -> str:
@@ -29,13 +33,17 @@ class HubSource:
 class WheelSource:
     """One file cut into `parts` consecutive pieces, each the one `member` of a wheel in the package registry.
 
-    `package` and `member` are patterns over `part`, which counts from 1.
+    `package` and `member` are patterns over `part`, which counts from 1. `file_name`, `size` (bytes) and `sha256`
+    (lower-case hex) are of the joined file.
     """
 
     package: str
     version: str
     member: str
     parts: int
+    file_name: str
+    size: int
+    sha256: str
 
     @property
     def label(self) -> str:
@@ -51,20 +59,17 @@ class WheelSource:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A model file with a name. `size` (bytes) and `sha256` (lower-case hex) are of the file joined from wheels."""
+    """A model with a name, `NAME` or `NAME:VARIANT`, and its sources in the order to try them."""
 
     name: str
     description: str
-    file_name: str
-    size: int
-    sha256: str
     licence: str
     sources: tuple[HubSource | WheelSource, ...]
 
-
-def is_sha256(text: str | None) -> bool:
-    """Whether `text` is a sha256 in lower-case hex."""
-    return text is not None and _SHA256.fullmatch(text) is not None
+    @property
+    def size(self) -> int | None:
+        """Bytes of its file, where that is known without asking the hub."""
+        return next((source.size for source in self.sources if isinstance(source, WheelSource)), None)
 
 
 def entries() -> dict[str, CatalogEntry]:
@@ -81,10 +86,11 @@ def default_pair() -> tuple[str, str]:
 def parse_entries(data: dict[str, Any]) -> dict[str, CatalogEntry]:
     """The entries of a parsed data file; `InvariantError` names the first one that cannot be right."""
     parsed = {name: _parse_entry(name, fields) for name, fields in data["models"].items()}
-    if len({entry.file_name for entry in parsed.values()}) != len(parsed):
+    wheels = [source for entry in parsed.values() for source in entry.sources if isinstance(source, WheelSource)]
+    if len({source.file_name for source in wheels}) != len(wheels):
         raise InvariantError("models.json: two models have the same file name, and would overwrite each other")
-    if not set(data["default_pair"].values()) <= parsed.keys():
-        raise InvariantError("models.json: the default pair names a model that is not there")
+    if not {*data["default_pair"].values(), *(name.partition(":")[0] for name in parsed)} <= parsed.keys():
+        raise InvariantError("models.json: the default pair, or a variant, is of a model that is not there")
     return parsed
 
 
@@ -99,14 +105,21 @@ def _parse_entry(name: str, fields: dict[str, Any]) -> CatalogEntry:
         entry = CatalogEntry(name=name, **(fields | {"sources": sources}))
     except (KeyError, TypeError) as error:
         raise InvariantError(f"models.json: {name}: {error}") from error
-    whole_numbers = [entry.size] + [source.parts for source in sources if isinstance(source, WheelSource)]
-    if not sources or not all(isinstance(number, int) and number > 0 for number in whole_numbers):
-        raise InvariantError(f"models.json: {name}: needs a source, and a size and parts above 0")
-    if not is_sha256(entry.sha256):
-        raise InvariantError(f"models.json: {name}: {entry.sha256!r} is no sha256")
-    if re.fullmatch(r"[\w.-]+\.gguf", entry.file_name) is None:
-        raise InvariantError(f"models.json: {name}: {entry.file_name!r} is no plain name of a GGUF file")
+    if not sources:
+        raise InvariantError(f"models.json: {name}: needs a source")
+    for source in sources:
+        if isinstance(source, WheelSource):
+            _check_wheels(name, source)
     return entry
+
+
+def _check_wheels(name: str, source: WheelSource) -> None:
+    if not all(isinstance(number, int) and number > 0 for number in (source.size, source.parts)):
+        raise InvariantError(f"models.json: {name}: needs a size and parts above 0")
+    if _SHA256.fullmatch(source.sha256) is None:
+        raise InvariantError(f"models.json: {name}: {source.sha256!r} is no sha256")
+    if re.fullmatch(r"[\w.-]+\.gguf", source.file_name) is None:
+        raise InvariantError(f"models.json: {name}: {source.file_name!r} is no plain name of a GGUF file")
 
 
 def _parse_source(fields: dict[str, Any]) -> HubSource | WheelSource:

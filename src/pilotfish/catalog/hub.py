@@ -1,81 +1,90 @@
-"""Fetches a model file from the hub into the hub library's own cache, with that library's settings and tokens."""
+"""The models of the hub's repositories: in the hub library's own cache, or fetched into it."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import logging
-import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from pilotfish.catalog.entries import HubSource, is_sha256
-from pilotfish.catalog.folder import check_room, storage_error
-from pilotfish.catalog.source import Progress, PullEvent, SourceUnavailableError, hash_into, without_addresses
-from pilotfish.errors import FetchError
-
-if TYPE_CHECKING:
-    from huggingface_hub.utils.tqdm import tqdm
-
-_ANSWER_SECONDS = 3.0
-_ELSEWHERE = "set HF_HUB_CACHE to another folder"
+from pilotfish.catalog.download import Download, HubSilentError
+from pilotfish.catalog.entries import HubSource
+from pilotfish.catalog.layout import DEFAULT_QUANTISATION, INDEX, choose_gguf, folder_files, is_folder_model, read_index
+from pilotfish.catalog.source import Progress, PullEvent, SourceUnavailableError
+from pilotfish.errors import FormatError, ModelNotFoundError, UnsupportedModelError
 
 
 def cached(source: HubSource) -> Path | None:
-    """The source's file in the hub library's cache, if it is there; no network."""
-    from huggingface_hub import try_to_load_from_cache
+    """The source's model in the hub library's cache, if all of it is there; no network.
 
-    path = try_to_load_from_cache(source.repository, source.file_name)
-    return Path(path) if isinstance(path, str) else None
+    Optional files count as absent where they are not there. Without a selector a GGUF file must be the Q4_K_M: the
+    repository may have others, and a name must not mean what happens to be here.
+    """
+    return _look_up(source, source.selector or DEFAULT_QUANTISATION)[0]
 
 
 def fetch(source: HubSource, progress: Progress) -> Path:
-    """Downloads the file and checks it against the size and sha256 the hub states.
+    """Downloads the source's GGUF file, or the files of its folder of safetensors, and checks each against the size
+    and the checksum the hub states: the sha256 of a large file, git's blob hash of a small one.
 
-    `SourceUnavailableError` where the hub does not answer or does not give the file, `DiskFullError` without room,
-    `FetchError` where the file is not the one the hub described (nothing is kept then).
+    `SourceUnavailableError` where the hub does not answer or does not give the files, `DiskFullError` without room,
+    `FetchError` where a file is not the one the hub described (it is not kept then), `FormatError` for a bad index;
+    `ModelNotFoundError` and `UnsupportedModelError` as of `choose_gguf`.
     """
     with _quiet():
-        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
-
-        # The base of its own errors: the library has changed the package it takes this from, twice.
-        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
-
-        folder = Path(constants.HF_HUB_CACHE)
-        url = hf_hub_url(source.repository, source.file_name)
-        size = 0
         progress(PullEvent(0, 0, f"asking {source.label}"))
         try:
-            # Asked first because it fails at once: the download itself retries for long, and says so loudly.
-            stated = get_hf_file_metadata(url, timeout=_ANSWER_SECONDS)
-            if stated.size is None or stated.etag is None or not is_sha256(stated.etag):
-                raise SourceUnavailableError("states no size or no sha256 to check the file against")
-            size = stated.size
-            check_room(folder, size, _ELSEWHERE)
+            download = Download(source, progress)
+        except HubSilentError as silence:
+            path, missing = _look_up(source, source.selector)
+            if path is not None:
+                return path
+            raise SourceUnavailableError(f"{silence}; its cache lacks {missing}") from silence
+        stated = download.stated
+        if source.selector is None and is_folder_model(stated):
+            files, lacking = folder_files(stated, lambda: read_index(download.get([INDEX]) / INDEX))
+            if lacking:
+                raise SourceUnavailableError(f"has no {', '.join(lacking)}")
+            return download.get(files)
+        name = choose_gguf(stated, source.selector, source.label)
+        return download.get([name]) / name
 
-            def report(done: int) -> None:
-                progress(PullEvent(min(done, size), size, source.label))
 
-            path = Path(hf_hub_download(source.repository, source.file_name, tqdm_class=_bar_class(report)))
-        # Beside HTTP and OS errors: RuntimeError from its transfer library, ImportError for a proxy kind that needs
-        # a package which is not installed.
-        except (HTTPError, OSError, RuntimeError, ImportError) as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise storage_error(error, folder, size, _ELSEWHERE) from error
-            raise SourceUnavailableError(f"{type(error).__name__}: {without_addresses(str(error))}") from error
-    digest = hashlib.sha256()
-    hash_into(digest, path, lambda done: progress(PullEvent(min(done, size), size, "verifying")))
-    if path.stat().st_size != size or digest.hexdigest() != stated.etag:
-        _remove(path)
-        raise FetchError(
-            f"{source.label}: the downloaded file has sha256 {digest.hexdigest()}, and the hub states {stated.etag}; "
-            "it was not kept: try again"
-        )
-    progress(PullEvent(size, size, "complete"))
-    return path
+def _look_up(source: HubSource, selector: str | None) -> tuple[Path | None, str]:
+    """The source's model in the cache, a GGUF file being chosen by `selector`; else None and what the cache lacks."""
+    snapshot = _snapshot(source)
+    names = set() if snapshot is None else _names_below(snapshot)
+    if snapshot is None or not names:
+        return None, source.selector or "all of it"
+    if source.selector is None and (is_folder_model(names) or not any(name.endswith(".gguf") for name in names)):
+        try:
+            missing = folder_files(names, lambda: read_index(snapshot / INDEX))[1]
+        except FormatError:
+            missing = [f"a sound {INDEX}"]
+        return None if missing else snapshot, ", ".join(missing)
+    try:
+        return snapshot / choose_gguf(names, selector, source.label), ""
+    except (ModelNotFoundError, UnsupportedModelError):
+        return None, selector or DEFAULT_QUANTISATION
+
+
+def _snapshot(source: HubSource) -> Path | None:
+    """The folder in the hub library's cache with the files of the commit that was the repository's newest when last
+    asked. Its layout: "Understand caching" in the library's documentation."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=source.repository, repo_type="model")
+    try:
+        commit = (folder / "refs" / "main").read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return folder / "snapshots" / commit
+
+
+def _names_below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 @contextmanager
@@ -91,34 +100,3 @@ def _quiet() -> Iterator[None]:
             yield
         finally:
             set_verbosity(verbosity)
-
-
-def _bar_class(report: Callable[[int], None]) -> type[tqdm]:
-    """A progress bar for the hub library that draws nothing and reports the bytes done.
-
-    A transfer may show two bars, bytes received and bytes written: the one ahead is reported.
-    """
-    from huggingface_hub.utils.tqdm import tqdm
-
-    furthest = 0
-
-    class ReportingBar(tqdm):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **(options | {"disable": True}))  # type: ignore[no-untyped-call]
-
-        def update(self, n: float | None = 1) -> None:
-            nonlocal furthest
-            self.n += n or 0
-            if self.n > furthest:
-                furthest = int(self.n)
-                report(furthest)
-
-    return ReportingBar
-
-
-def _remove(path: Path) -> None:
-    """Removes a cached file with everything its links lead to, or the cache would offer it as present."""
-    while path.is_symlink():
-        link, path = path, path.parent / os.readlink(path)
-        link.unlink()
-    path.unlink()

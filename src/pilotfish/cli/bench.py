@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
-from pilotfish.cli.options import EXIT_INTERRUPTED, WholeNumber
+from pilotfish.cli.options import EXIT_INTERRUPTED, MODEL_FORMS, WholeNumber
 from pilotfish.cli.pair import choose_pair, fetch
 from pilotfish.cli.progress import BenchProgress
 from pilotfish.cli.roofline import roofline
@@ -56,9 +56,7 @@ def parse_lengths(context: click.Context, parameter: click.Parameter, value: str
 
 
 @click.group(invoke_without_command=True, short_help="Measure whether speculation pays.")
-@click.option(
-    "--model", metavar="MODEL", help="Target model: a catalog name or a path. Without it: the default target."
-)
+@click.option("--model", metavar="MODEL", help=f"Target model: {MODEL_FORMS}. Without it: the default target.")
 @click.option(
     "--draft-model", metavar="MODEL", help="Draft model, named likewise. Without both: the default draft model."
 )
@@ -156,7 +154,7 @@ def run_bench(
     folder = out or Path(datetime.now().strftime("bench-%Y%m%d-%H%M%S"))
     for name in dict.fromkeys(name for name in (options.model, options.draft_model) if name is not None):
         fetch(name)
-        pilotfish.find_file(name)
+        pilotfish.find_model(name)
     with claim(folder) as save, BenchProgress() as progress:
         artifact = measure_pair(options, save, progress)
     if artifact.samples:

@@ -14,7 +14,7 @@ from pilotfish import __version__, catalog
 from pilotfish.cli.bench import bench
 from pilotfish.cli.generate import GenerateOptions, run_generate
 from pilotfish.cli.models import print_models
-from pilotfish.cli.options import EXIT_INTERRUPTED, WholeNumber
+from pilotfish.cli.options import EXIT_INTERRUPTED, MODEL_FORMS, WholeNumber
 from pilotfish.cli.progress import PullProgress
 from pilotfish.cli.terminal import discard, printable
 from pilotfish.config import MAX_THREADS
@@ -47,8 +47,7 @@ def app(context: click.Context) -> None:
 @click.option(
     "--model",
     metavar="MODEL",
-    help="Target model: a name that `pilotfish models` lists, or a path to a GGUF file. Given alone, it runs without a "
-    "draft model. Without it: the default target.",
+    help=f"Target model: {MODEL_FORMS}. Given alone, it runs without a draft model. Without it: the default target.",
 )
 @click.option(
     "--draft-model",
@@ -108,23 +107,29 @@ def generate(**given: Any) -> None:
     """Answer PROMPT, streaming the text to stdout as it is decided and a summary to stderr.
 
     PROMPT is one argument, so quote it; - reads it from stdin, and -- goes before one that starts with a dash. Models
-    of the catalog are fetched at first use. Ctrl-C keeps what was said so far.
+    of the catalog and the hub are fetched at first use. Ctrl-C keeps what was said so far.
 
     \b
       pilotfish generate "Write a function that merges two sorted lists"
       pilotfish generate --show drafts --max-tokens 100 --file prompt.txt
       pilotfish generate --model path/to/model.gguf --raw "Once upon a time"
+      pilotfish generate --model qwen3-4b --draft-model qwen3-0.6b "Why is the sky blue?"
     """
     if not run_generate(GenerateOptions(**given)):
         raise click.exceptions.Exit(EXIT_INTERRUPTED)
 
 
-@app.command()
+@app.command(short_help="Fetch a model.")
 @click.argument("name")
 def pull(name: str) -> None:
-    """Fetch a model of the catalog.
+    """Fetch a model of the catalog or the hub.
 
-    NAME is one that `pilotfish models` lists. Prints the path of the file, at once where it is already present.
+    NAME is one that `pilotfish models` lists, or a hub repository ORG/NAME, with :FILE or :QUANTISATION where it has
+    several GGUF files. Prints the path of the file or folder, at once where it is already present.
+
+    \b
+      pilotfish pull qwen3-4b:mlx-4bit
+      pilotfish pull Qwen/Qwen3-4B-GGUF:Q8_0
     """
     with PullProgress(name) as progress:
         path = catalog.pull(name, progress)
@@ -133,7 +138,7 @@ def pull(name: str) -> None:
 
 @app.command(short_help="List the models of the catalog.")
 def models() -> None:
-    """List the models of the catalog: size, licence, and whether they are present on this machine."""
+    """List the models of the catalog, by name or NAME:VARIANT: size, licence, and whether they are on this machine."""
     print_models()
 
 

@@ -9,7 +9,10 @@ from pilotfish.cli.terminal import UNBROKEN, print_parts
 
 
 def print_models() -> None:
-    """Prints one row per model of the catalog; where stdout is no terminal, each on one line however long."""
+    """Prints one row per model and variant; where stdout is no terminal, each on one line however long.
+
+    Of what only the hub has, only the hub knows the size.
+    """
     target, draft = catalog.default_pair()
     roles = {target: "default target", draft: "default draft"}
     table = Table(box=None, pad_edge=False)
@@ -21,7 +24,7 @@ def print_models() -> None:
     for name, entry in catalog.entries().items():
         table.add_row(
             name,
-            f"{entry.size / 1e6:,.0f} MB",
+            "-" if entry.size is None else f"{entry.size / 1e6:,.0f} MB",
             entry.licence,
             "yes" if catalog.locate(entry) else "no",
             entry.description + (f" ({roles[name]})" if name in roles else ""),

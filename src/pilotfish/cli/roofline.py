@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pilotfish.cli.options import WholeNumber
+from pilotfish.cli.options import MODEL_FORMS, WholeNumber
 from pilotfish.cli.pair import choose_pair, fetch
 from pilotfish.cli.terminal import ProgressLine, one_line, print_parts
 from pilotfish.config import MAX_THREADS
@@ -38,8 +38,8 @@ class RooflineOptions:
 @click.option(
     "--model",
     metavar="MODEL",
-    help="Target model: a name that `pilotfish models` lists, or a path to a GGUF file. Given alone, guesses are taken "
-    "to cost nothing. Without it: the default target.",
+    help=f"Target model: {MODEL_FORMS}. Given alone, guesses are taken to cost nothing. Without it: the "
+    "default target.",
 )
 @click.option(
     "--draft-model",
