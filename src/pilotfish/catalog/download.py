@@ -57,7 +57,10 @@ class Download:
         files = [_Stated.of(self.stated[name]) for name in names]
         total = sum(file.size for file in files)
         check_room(self._folder, total - self._num_bytes_here(files), _ELSEWHERE)
-        snapshots = {self._download(file, before, total) for file, before in _with_bytes_before(files)}
+        snapshots = {
+            self._download(file, before, total, f"file {place} of {len(files)}")
+            for place, (file, before) in enumerate(_with_bytes_before(files), start=1)
+        }
         if len(snapshots) != 1:
             raise FetchError(f"{self._source.label} changed while it was fetched: try again")
         snapshot = snapshots.pop()
@@ -71,11 +74,11 @@ class Download:
         here = ((file, try_to_load_from_cache(self._source.repository, file.name)) for file in files)
         return sum(file.size for file, path in here if isinstance(path, str))
 
-    def _download(self, file: _Stated, before: int, total: int) -> Path:
+    def _download(self, file: _Stated, before: int, total: int, status: str) -> Path:
         from huggingface_hub import hf_hub_download
 
         def report(done: int) -> None:
-            self._progress(PullEvent(before + min(done, file.size), total, file.name))
+            self._progress(PullEvent(before + min(done, file.size), total, status))
 
         with self._explained(total):
             path = hf_hub_download(self._source.repository, file.name, tqdm_class=_bar_class(report))
