@@ -9,6 +9,7 @@ from pilotfish import catalog
 from pilotfish.errors import ModelNotFoundError, OptionError, UnsupportedModelError
 from pilotfish.formats.gguf import GGUFFile
 from pilotfish.formats.gguf_model import read_model
+from pilotfish.formats.hf_model import read_folder
 from pilotfish.model import Transformer
 from pilotfish.ops.backend import Backend
 from pilotfish.ops.native import choose_backend
@@ -22,7 +23,7 @@ def load(
     threads: int | None = None,
     backend: Backend | None = None,
 ) -> tuple[Transformer, Tokenizer]:
-    """Opens a GGUF file, or a model of the catalog, which is fetched first where it is not on this machine.
+    """Opens what `find_model` finds: a GGUF file, or a folder of safetensors, MLX-quantised ones too.
 
     `progress` is told how a fetch goes. The native kernels do the arithmetic with `threads` threads, by default
     `PILOTFISH_THREADS` or one for each physical core; or `backend` does it, which has its own threads. Raises
@@ -32,12 +33,17 @@ def load(
     if backend is not None and threads is not None:
         raise OptionError("threads and backend cannot be combined: a backend has threads of its own")
     backend = backend or choose_backend(threads)
-    file = GGUFFile.open(find_model(model, progress))
-    config, tensors = read_model(file)
-    tokenizer = Tokenizer.from_gguf_metadata(file.metadata)
+    path = find_model(model, progress)
+    if path.is_dir():
+        config, tensors = read_folder(path)
+        tokenizer = Tokenizer.from_folder(path)
+    else:
+        file = GGUFFile.open(path)
+        config, tensors = read_model(file)
+        tokenizer = Tokenizer.from_gguf_metadata(file.metadata)
     if tokenizer.vocab_size > config.vocab_size:
         raise UnsupportedModelError(
-            f"{file.path}: the tokenizer has {tokenizer.vocab_size} ids, the embedding only {config.vocab_size} rows"
+            f"{path}: the tokenizer has {tokenizer.vocab_size} ids, the embedding only {config.vocab_size} rows"
         )
     return Transformer(config, tensors, tokenizer.vocab_size, tokenizer.padding_token_ids, backend), tokenizer
 
