@@ -411,9 +411,9 @@ def test_two_threads_may_use_the_same_layers_at_once() -> None:
         assert all(pool.map(work, (0, 1)))
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_embedding_is_the_references_to_the_bit(kind: WeightType) -> None:
-    weight = matrix(kind, 50, columns(kind, 3), extreme=kind in QUANTISED)
+@pytest.mark.parametrize(("kind", "extreme"), [*((k, False) for k in TYPES), *((k, True) for k in QUANTISED)])
+def test_embedding_is_the_references_to_the_bit(kind: WeightType, extreme: bool) -> None:
+    weight = matrix(kind, 50, columns(kind, 3), extreme=extreme)
     ids = torch.tensor([49, 0, 7, 7], dtype=torch.int32)
     found = backend().make_embedding(weight)(ids)
     assert torch.equal(found, reference.ReferenceBackend().make_embedding(weight)(ids))
