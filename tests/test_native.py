@@ -36,8 +36,8 @@ ISAS = _kernels.instruction_sets()
 TYPES = list(_TYPES)
 QUANTISED = [kind for kind in TYPES if kind.block_size > 1]
 FLOATS = [kind for kind in TYPES if kind.block_size == 1]
-SOME_MLX = [WeightType.MLX4_64_BF16, WeightType.MLX4_128_F32, WeightType.MLX8_32_F32, WeightType.MLX8_64_F16]
-"""For long grids: they differ in nothing but bits, length of a group and scales, which the kernels treat apart."""
+SOME_MLX = [WeightType.MLX4_64_BF16, WeightType.MLX8_128_F32]
+"""For the long grid: what else an MLX type may be is a branch within these two kernels."""
 LONG_GRID = [kind for kind in TYPES if kind not in MLX_TYPES or kind in SOME_MLX]
 
 
