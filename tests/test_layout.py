@@ -147,10 +147,9 @@ def test_the_files_of_a_folder_and_no_stray_ones() -> None:
     assert folder_files(names, lambda: index(*SHARDS, SHARDS[0])) == ([*SMALL, INDEX, *SHARDS], [])
 
 
-def test_an_index_says_which_weights_are_meant() -> None:
+def test_a_single_file_comes_before_an_index() -> None:
     names = ["config.json", "tokenizer.json", "model.safetensors", INDEX, *SHARDS]
-    assert folder_files(names, lambda: index(*SHARDS))[0][2:] == [INDEX, *SHARDS]
-    assert folder_files(names, lambda: index("model.safetensors"))[0][2:] == [INDEX, "model.safetensors"]
+    assert folder_files(names, lambda: index(*SHARDS))[0][2:] == ["model.safetensors"]
 
 
 def test_what_a_folder_lacks_is_named() -> None:

@@ -38,9 +38,10 @@ def is_folder_model(names: Collection[str]) -> bool:
 def folder_files(names: Collection[str], read_index: Callable[[], bytes]) -> tuple[list[str], list[str]]:
     """The files of the model of safetensors among `names`, and those it lacks; stray files are in neither.
 
-    The index comes before `model.safetensors`, as it says which of the two is meant. `FormatError` for a bad index.
+    `model.safetensors` comes before an index, as in `formats.safetensors_folder`. `FormatError` for a bad index.
     """
-    weights = [INDEX, *read_shard_names(read_index())] if INDEX in names else [WEIGHTS]
+    is_sharded = INDEX in names and WEIGHTS not in names
+    weights = [INDEX, *read_shard_names(read_index())] if is_sharded else [WEIGHTS]
     files = [name for name in (*_NEEDED, *_OPTIONAL, *weights) if name in names]
     return files, [name for name in (*_NEEDED, *weights) if name not in names]
 
