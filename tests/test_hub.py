@@ -19,8 +19,8 @@ from huggingface_hub import constants
 
 from pilotfish import catalog, find_model
 from pilotfish.catalog import HubSource, PullEvent, is_name, locate, pull
-from pilotfish.catalog.layout import INDEX
 from pilotfish.errors import DiskFullError, FetchError, FormatError, ModelNotFoundError, UnsupportedModelError
+from pilotfish.formats.safetensors_index import INDEX_FILE
 
 TOY = "someone/toy"
 FIRST, LAST = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -30,7 +30,7 @@ SMALL = {
     for name in ("config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json",
                  "chat_template.jinja")
 }  # fmt: skip
-SHARDED = SMALL | SHARDS | {INDEX: json.dumps({"weight_map": {"a": FIRST, "b": LAST}}).encode()}
+SHARDED = SMALL | SHARDS | {INDEX_FILE: json.dumps({"weight_map": {"a": FIRST, "b": LAST}}).encode()}
 SINGLE = SMALL | {"model.safetensors": b"weights"}
 STRAY = dict.fromkeys(
     ("pytorch_model.bin", "consolidated.safetensors", "original/consolidated.00.pth", "README.md", ".gitattributes",
@@ -194,7 +194,7 @@ def test_progress_counts_all_files_together(hub: FakeHub) -> None:
     assert events[-1] == PullEvent(total, total, "verifying")
 
 
-@pytest.mark.parametrize("name", ["config.json", INDEX, LAST])
+@pytest.mark.parametrize("name", ["config.json", INDEX_FILE, LAST])
 def test_a_file_that_is_not_the_stated_one_is_not_kept(hub: FakeHub, name: str) -> None:
     hub.files = SHARDED
     hub.stated[name] = bytes(len(SHARDED[name]))
@@ -216,10 +216,10 @@ def test_a_repository_that_lacks_a_file_is_refused_before_its_weights_are_fetche
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/outside.safetensors", "a/b.safetensors", "x.bin"])
 def test_a_hostile_index_fetches_nothing(hub: FakeHub, name: str) -> None:
-    hub.files = SHARDED | {INDEX: json.dumps({"weight_map": {"a": name}}).encode(), name: b"outside"}
-    with pytest.raises(FormatError, match="is no plain name of a safetensors file"):
+    hub.files = SHARDED | {INDEX_FILE: json.dumps({"weight_map": {"a": name}}).encode(), name: b"outside"}
+    with pytest.raises(FormatError, match="must be the plain name of a safetensors file"):
         pull(TOY)
-    assert hub.fetched == [INDEX]
+    assert hub.fetched == [INDEX_FILE]
 
 
 def test_files_of_two_commits_are_no_model(hub: FakeHub) -> None:
@@ -371,8 +371,8 @@ def test_offline_what_the_cache_lacks_is_named(
 
 
 def test_a_damaged_index_in_the_cache_is_named_offline(offline: None, hub: FakeHub, tmp_path: Path) -> None:
-    lay_out_cache(tmp_path / "hub", TOY, SHARDED | {INDEX: b"{"})
-    with pytest.raises(FetchError, match=f"its cache lacks a sound {INDEX}"):
+    lay_out_cache(tmp_path / "hub", TOY, SHARDED | {INDEX_FILE: b"{"})
+    with pytest.raises(FetchError, match=f"its cache lacks a sound {INDEX_FILE}"):
         find_model(TOY)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish import json_files
 from pilotfish.errors import FormatError, ModelNotFoundError
+from pilotfish.formats.mapped_file import map_file
 from pilotfish.json_files import parse_object, read_object
 
 VALUES = st.recursive(
@@ -51,14 +52,17 @@ def test_what_is_no_object_is_refused_in_one_line(content: bytes, what: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_files_are_found_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_found_and_bounded(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     with pytest.raises(ModelNotFoundError, match="no such file"):
         read_object(path)
-    with pytest.raises(ModelNotFoundError, match="Is a directory"):
+    with pytest.raises(ModelNotFoundError, match="it is not a file"):
         read_object(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for read in (read_object, map_file):
+        with pytest.raises(ModelNotFoundError, match="it is not a file"):
+            read(tmp_path / "pipe")
     path.write_text('{"a": 1}')
     assert read_object(path) == {"a": 1}
-    monkeypatch.setattr(json_files, "MAX_BYTES", 7)
     with pytest.raises(FormatError, match="more than 7 bytes"):
-        read_object(path)
+        read_object(path, 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path, PureWindowsPath
 
 import pytest
@@ -10,16 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.catalog.layout import (
-    INDEX,
-    MAX_INDEX_BYTES,
     choose_gguf,
     find_on_disk,
     folder_files,
     is_plain,
     model_files,
-    read_shard_names,
 )
-from pilotfish.errors import FormatError, ModelNotFoundError, UnsupportedModelError
+from pilotfish.errors import ModelNotFoundError, UnsupportedModelError
+from pilotfish.formats.safetensors_index import INDEX_FILE
 
 SMALL = ["config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"]
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -30,8 +29,20 @@ STRAY = [
 QUANTISED = ["toy-Q4_K.gguf", "toy-Q4_K_M.gguf", "toy-Q4_K_S.gguf", "toy-Q8_0.gguf", "toy-UD-Q4_K_XL.gguf"]
 
 
-def index(*names: object) -> bytes:
-    return json.dumps({"metadata": {}, "weight_map": {f"t{i}": name for i, name in enumerate(names)}}).encode()
+@pytest.fixture
+def index(tmp_path: Path) -> Callable[..., Callable[[], Path]]:
+    """Finds an index that names some files."""
+
+    def write(*names: object) -> Callable[[], Path]:
+        content = {"metadata": {}, "weight_map": {f"t{i}": name for i, name in enumerate(names)}}
+        (tmp_path / INDEX_FILE).write_text(json.dumps(content))
+        return lambda: tmp_path / INDEX_FILE
+
+    return write
+
+
+def no_index() -> Path:
+    raise AssertionError("nobody needs it")
 
 
 # GGUF files
@@ -140,46 +151,21 @@ def test_a_plain_name_stays_in_its_folder(name: str) -> None:
 # Folders of safetensors
 
 
-def test_the_files_of_a_folder_and_no_stray_ones() -> None:
+def test_the_files_of_a_folder_and_no_stray_ones(index: Callable[..., Callable[[], Path]]) -> None:
     names = [*SMALL, *STRAY, "model.safetensors"]
-    assert folder_files(names, lambda: b"") == ([*SMALL, "model.safetensors"], [])
-    names = [*SMALL, *STRAY, *SHARDS, INDEX, "model-00003-of-00003.safetensors"]
-    assert folder_files(names, lambda: index(*SHARDS, SHARDS[0])) == ([*SMALL, INDEX, *SHARDS], [])
+    assert folder_files(names, no_index) == ([*SMALL, "model.safetensors"], [])
+    names = [*SMALL, *STRAY, *SHARDS, INDEX_FILE, "model-00003-of-00003.safetensors"]
+    assert folder_files(names, index(*SHARDS, SHARDS[0])) == ([*SMALL, INDEX_FILE, *SHARDS], [])
 
 
-def test_a_single_file_comes_before_an_index() -> None:
-    names = ["config.json", "tokenizer.json", "model.safetensors", INDEX, *SHARDS]
-    assert folder_files(names, lambda: index(*SHARDS))[0][2:] == ["model.safetensors"]
+def test_a_single_file_comes_before_an_index(index: Callable[..., Callable[[], Path]]) -> None:
+    names = ["config.json", "tokenizer.json", "model.safetensors", INDEX_FILE, *SHARDS]
+    assert folder_files(names, index(*SHARDS))[0][2:] == ["model.safetensors"]
 
 
-def test_what_a_folder_lacks_is_named() -> None:
-    assert folder_files(["config.json"], lambda: b"")[1] == ["tokenizer.json", "model.safetensors"]
-    assert folder_files([INDEX, SHARDS[0]], lambda: index(*SHARDS))[1] == ["config.json", "tokenizer.json", SHARDS[1]]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("../model.safetensors", "/etc/x.safetensors", "a/b.safetensors", "a\\b.safetensors", "c:x.safetensors"),
-        *("..", "", ".safetensors/..", "model.bin", "x\0.safetensors", "x\n.safetensors", 3, None, ["x.safetensors"]),
-    ],
-)
-def test_a_hostile_name_in_an_index_is_refused(name: object) -> None:
-    with pytest.raises(FormatError, match="is no plain name"):
-        read_shard_names(index("model.safetensors", name))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *(b"", b"{", b"[]", b"{}", b'{"weight_map": []}', b'{"weight_map": {}}', b"\xff\xfe", b"[" * 100_000),
-        b'{"weight_map": {"a": "b.safetensors"}}' + b" " * MAX_INDEX_BYTES,
-    ],
-    ids=lambda content: f"{content[:20]!r}",
-)
-def test_a_damaged_index_is_refused(content: bytes) -> None:
-    with pytest.raises(FormatError, match="does not say which file holds which tensor"):
-        read_shard_names(content)
+def test_what_a_folder_lacks_is_named(index: Callable[..., Callable[[], Path]]) -> None:
+    assert folder_files(["config.json"], no_index)[1] == ["tokenizer.json", "model.safetensors"]
+    assert folder_files([INDEX_FILE, SHARDS[0]], index(*SHARDS))[1] == ["config.json", "tokenizer.json", SHARDS[1]]
 
 
 # On this machine
@@ -198,7 +184,7 @@ def test_a_path_is_a_file_a_folder_of_safetensors_or_a_folder_with_one_gguf_file
     assert find_on_disk(one / "README.md") == one / "README.md"  # whatever it is, its reader says
     folder = write(tmp_path / "folder", "config.json", "model.safetensors", "toy.gguf")
     assert find_on_disk(folder) == folder
-    sharded = write(tmp_path / "sharded", "config.json", INDEX)
+    sharded = write(tmp_path / "sharded", "config.json", INDEX_FILE)
     assert find_on_disk(sharded) == sharded
 
 
@@ -218,10 +204,10 @@ def test_a_folder_with_no_model_or_several(tmp_path: Path, names: list[str], lin
     assert str(tmp_path) in str(caught.value)
 
 
-def test_the_files_a_model_is_read_from(tmp_path: Path) -> None:
+def test_the_files_a_model_is_read_from(tmp_path: Path, index: Callable[..., Callable[[], Path]]) -> None:
     write(tmp_path, *SMALL, *STRAY, *SHARDS)
-    (tmp_path / INDEX).write_bytes(index(*SHARDS))
-    assert [path.name for path in model_files(tmp_path)] == sorted([*SMALL, *SHARDS, INDEX])
+    index(*SHARDS)
+    assert [path.name for path in model_files(tmp_path)] == sorted([*SMALL, *SHARDS, INDEX_FILE])
     assert model_files(tmp_path / "config.json") == [tmp_path / "config.json"]
     (tmp_path / SHARDS[1]).unlink()
     with pytest.raises(ModelNotFoundError, match=f"lacks {SHARDS[1]}"):

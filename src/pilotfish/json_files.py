@@ -7,7 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import NoReturn
 
-from pilotfish.errors import FormatError, ModelNotFoundError
+from pilotfish.errors import FormatError
+from pilotfish.files import open_file
 
 MAX_BYTES = 64 << 20
 """A tokenizer of 250,000 tokens has 30 MB."""
@@ -16,13 +17,8 @@ MAX_BYTES = 64 << 20
 def read_object(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, object]:
     """The JSON object in a file. Raises `ModelNotFoundError` where there is none, `FormatError` as `parse_object` and
     for a file of more than `max_bytes`; what is made of them may take thirty times their memory."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"no such file: {path}") from None
-    except OSError as error:
-        raise ModelNotFoundError(f"cannot open {path}: {error.strerror}") from None
+    with open_file(path) as file:
+        content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise FormatError(f"{path} has more than {max_bytes} bytes, which no such file needs")
     return parse_object(content, str(path))

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from pilotfish.catalog.download import Download, HubSilentError
 from pilotfish.catalog.entries import HubSource
-from pilotfish.catalog.layout import DEFAULT_QUANTISATION, INDEX, choose_gguf, folder_files, is_folder_model, read_index
+from pilotfish.catalog.layout import DEFAULT_QUANTISATION, choose_gguf, folder_files, is_folder_model
 from pilotfish.catalog.source import Progress, PullEvent, SourceUnavailableError
 from pilotfish.errors import FormatError, ModelNotFoundError, UnsupportedModelError
+from pilotfish.formats.safetensors_index import INDEX_FILE
 
 
 def cached(source: HubSource) -> Path | None:
@@ -43,7 +44,7 @@ def fetch(source: HubSource, progress: Progress) -> Path:
             raise SourceUnavailableError(f"{silence}; its cache lacks {missing}") from silence
         stated = download.stated
         if source.selector is None and is_folder_model(stated):
-            files, lacking = folder_files(stated, lambda: read_index(download.get([INDEX]) / INDEX))
+            files, lacking = folder_files(stated, lambda: download.get([INDEX_FILE]) / INDEX_FILE)
             if lacking:
                 raise SourceUnavailableError(f"has no {', '.join(lacking)}")
             return download.get(files)
@@ -59,9 +60,9 @@ def _look_up(source: HubSource, selector: str | None) -> tuple[Path | None, str]
         return None, source.selector or "all of it"
     if source.selector is None and (is_folder_model(names) or not any(name.endswith(".gguf") for name in names)):
         try:
-            missing = folder_files(names, lambda: read_index(snapshot / INDEX))[1]
+            missing = folder_files(names, lambda: snapshot / INDEX_FILE)[1]
         except FormatError:
-            missing = [f"a sound {INDEX}"]
+            missing = [f"a sound {INDEX_FILE}"]
         return None if missing else snapshot, ", ".join(missing)
     try:
         return snapshot / choose_gguf(names, selector, source.label), ""

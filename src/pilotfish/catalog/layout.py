@@ -6,18 +6,14 @@ A model is one GGUF file, or a folder of safetensors in the layout that the hub'
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from pilotfish.errors import FormatError, ModelNotFoundError, UnsupportedModelError
+from pilotfish.errors import ModelNotFoundError, UnsupportedModelError
+from pilotfish.formats.safetensors_index import INDEX_FILE, SINGLE_FILE, read_weight_map
 
-INDEX = "model.safetensors.index.json"
-WEIGHTS = "model.safetensors"
 DEFAULT_QUANTISATION = "Q4_K_M"
-MAX_INDEX_BYTES = 1 << 25
-"""Ten times the index of a model of a thousand billion parameters."""
 
 _NEEDED = ("config.json", "tokenizer.json")
 _OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")
@@ -32,33 +28,18 @@ def is_plain(name: str) -> bool:
 
 def is_folder_model(names: Collection[str]) -> bool:
     """Whether these files of a folder are a model of safetensors."""
-    return "config.json" in names and (INDEX in names or WEIGHTS in names)
+    return "config.json" in names and (INDEX_FILE in names or SINGLE_FILE in names)
 
 
-def folder_files(names: Collection[str], read_index: Callable[[], bytes]) -> tuple[list[str], list[str]]:
+def folder_files(names: Collection[str], find_index: Callable[[], Path]) -> tuple[list[str], list[str]]:
     """The files of the model of safetensors among `names`, and those it lacks; stray files are in neither.
 
     `model.safetensors` comes before an index, as in `formats.safetensors_folder`. `FormatError` for a bad index.
     """
-    is_sharded = INDEX in names and WEIGHTS not in names
-    weights = [INDEX, *read_shard_names(read_index())] if is_sharded else [WEIGHTS]
+    is_sharded = INDEX_FILE in names and SINGLE_FILE not in names
+    weights = [INDEX_FILE, *sorted(set(read_weight_map(find_index()).values()))] if is_sharded else [SINGLE_FILE]
     files = [name for name in (*_NEEDED, *_OPTIONAL, *weights) if name in names]
     return files, [name for name in (*_NEEDED, *weights) if name not in names]
-
-
-def read_shard_names(index: bytes) -> list[str]:
-    """The file names in a safetensors index; `FormatError` unless all are plain names of files beside it."""
-    try:
-        parsed = json.loads(index) if len(index) <= MAX_INDEX_BYTES else None
-    except (ValueError, RecursionError):
-        parsed = None
-    weight_map = parsed.get("weight_map") if isinstance(parsed, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise FormatError(f"{INDEX} does not say which file holds which tensor: fetch it again")
-    for name in weight_map.values():
-        if not isinstance(name, str) or not is_plain(name) or "/" in name or not name.endswith(".safetensors"):
-            raise FormatError(f"{INDEX}: {name!r:.80} is no plain name of a safetensors file")
-    return sorted(set(weight_map.values()))
 
 
 def choose_gguf(names: Collection[str], selector: str | None, where: str) -> str:
@@ -87,7 +68,7 @@ def choose_gguf(names: Collection[str], selector: str | None, where: str) -> str
     if not files and selector is not None and is_folder_model(names):
         raise ModelNotFoundError(f"{where} holds no GGUF file: leave out ':{selector}' for its folder of safetensors")
     if not files:
-        raise ModelNotFoundError(f"{where} holds neither a GGUF file nor config.json with {WEIGHTS}")
+        raise ModelNotFoundError(f"{where} holds neither a GGUF file nor config.json with {SINGLE_FILE}")
     several = "several" if whole else "none"
     reason = "it has several GGUF files" if selector is None else f"{selector!r} fits {several} of its GGUF files"
     raise ModelNotFoundError(f"{where}: {reason}; name one of {_listed(whole or files)}")
@@ -119,16 +100,10 @@ def model_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     names = {entry.name for entry in path.iterdir() if entry.is_file()}
-    files, missing = folder_files(names, lambda: read_index(path / INDEX))
+    files, missing = folder_files(names, lambda: path / INDEX_FILE)
     if missing:
         raise ModelNotFoundError(f"the folder {path} lacks {', '.join(missing)}")
     return [path / name for name in sorted(files)]
-
-
-def read_index(path: Path) -> bytes:
-    """The content of an index, no more of it than shows that it is too large."""
-    with path.open("rb") as file:
-        return file.read(MAX_INDEX_BYTES + 1)
 
 
 def _listed(names: list[str]) -> str:

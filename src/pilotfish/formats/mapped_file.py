@@ -6,20 +6,19 @@ import mmap
 from pathlib import Path
 
 from pilotfish.errors import FormatError, ModelNotFoundError
+from pilotfish.files import open_file
 
 
 def map_file(path: Path) -> mmap.mmap:
     """The file's bytes. Raises `ModelNotFoundError` where it cannot be opened, `FormatError` where it is empty."""
-    try:
-        with path.open("rb") as file:
+    with open_file(path) as file:
+        try:
             # ACCESS_COPY: torch wants writable buffers. Nobody may write: what is evicted is read anew.
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"no such file: {path}") from None
-    except ValueError:
-        raise FormatError(f"{path} is empty; fetch it again") from None
-    except OSError as error:
-        raise ModelNotFoundError(f"cannot open {path}: {error.strerror}") from None
+        except ValueError:
+            raise FormatError(f"{path} is empty; fetch it again") from None
+        except OSError as error:
+            raise ModelNotFoundError(f"cannot open {path}: {error.strerror}") from None
 
 
 def evict(data: mmap.mmap, start: int, num_bytes: int) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from pilotfish.errors import FormatError, ModelNotFoundError
 from pilotfish.formats.safetensors import StoredTensor, read_safetensors
-from pilotfish.json_files import read_object
+from pilotfish.formats.safetensors_index import INDEX_FILE, SINGLE_FILE, read_weight_map
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-_MAX_INDEX_BYTES = 4 << 20
-_SHARD_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}\.safetensors")
 _MAX_SHOWN = 100
 
 
@@ -27,22 +22,7 @@ def read_weights(folder: Path) -> dict[str, StoredTensor]:
         return read_safetensors(folder / SINGLE_FILE)
     if not (folder / INDEX_FILE).is_file():
         raise ModelNotFoundError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
-    return _read_shards(folder, _weight_map(folder / INDEX_FILE))
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """Shard by tensor name."""
-    weight_map = read_object(index, _MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise FormatError(f"{index}: 'weight_map' must be an object of tensor and file names; fetch it again")
-    for name, shard in weight_map.items():
-        # Only a file beside the index: hostile names lead elsewhere.
-        if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard):
-            raise FormatError(
-                f"{index}: the shard of tensor {name[:_MAX_SHOWN]!r} must be the plain name of a safetensors file, "
-                f"got {str(shard)[:_MAX_SHOWN]!r}"
-            )
-    return weight_map
+    return _read_shards(folder, read_weight_map(folder / INDEX_FILE))
 
 
 def _read_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTensor]:
