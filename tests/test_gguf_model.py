@@ -263,6 +263,27 @@ def test_factors_that_cannot_be_are_refused(
     assert "rotary" in str(error) or "rope_freqs.weight" in str(error)
 
 
+def test_factors_are_not_read_before_they_are_counted(
+    refusal: Callable[..., PilotfishError], architecture: str
+) -> None:
+    tensor = TinyTensor(np.ones(1 << 20, np.float32), gguf.GGMLQuantizationType.F32)
+    tensors = tiny_tensors(tiny_config(architecture)) | {"rope_freqs.weight": tensor}
+    tracemalloc.start()
+    try:
+        error = refusal(FormatError, tensors=tensors)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "the shape (1048576,), where F32 and (8,) are needed" in str(error)
+    assert peak < 1 << 23  # the file is written in here too
+
+
+def test_rows_of_the_embedding_are_bounded(refusal: Callable[..., PilotfishError], architecture: str) -> None:
+    tensor = TinyTensor(np.zeros(((1 << 20) + 1, 1), np.float32), gguf.GGMLQuantizationType.F32)
+    error = refusal(FormatError, tensors={"token_embd.weight": tensor})
+    assert "the embedding has 1048577 rows" in str(error)
+
+
 @pytest.mark.parametrize("architecture", ["llama"], indirect=True)
 def test_a_llama_has_no_bias(refusal: Callable[..., PilotfishError]) -> None:
     bias = {"blk.0.attn_q.bias": TinyTensor(np.ones(64, np.float32), gguf.GGMLQuantizationType.F32)}

@@ -23,6 +23,7 @@ from tiny_tokenizers import (
     UNKNOWN,
     UNUSED,
     USER,
+    USER_DEFINED,
     byte_id,
     texts,
     tiny_metadata,
@@ -400,6 +401,44 @@ def test_hostile_metadata(change: dict[str, object], error: type[PilotfishError]
     absent = {key for key, value in metadata.items() if value is None}
     with pytest.raises(error, match=message):
         Tokenizer.from_gguf_metadata({key: value for key, value in metadata.items() if key not in absent})
+
+
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])
+def test_the_text_of_added_tokens_is_bounded(kind: int) -> None:
+    tokens = [*BYTE_TO_CHAR.values(), "<s>", "é" * (1 << 19), " ", "[PAD]"]
+    metadata = tiny_metadata() | {"tokenizer.ggml.tokens": tokens}
+    kinds = metadata["tokenizer.ggml.token_type"] = [NORMAL] * 256 + [UNUSED, kind, NORMAL, UNUSED]
+    metadata["tokenizer.ggml.bos_token_id"] = 257
+    assert Tokenizer.from_gguf_metadata(metadata).encode("a") == [byte_id(ord("a"))]
+    kinds[258] = kind
+    with pytest.raises(TokenizerError, match="have 1048577 bytes of text; 1048576 are possible"):
+        Tokenizer.from_gguf_metadata(metadata)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "LONG"},
+        {"pre": "LONG"},
+        {"tokens": ["LONG"] * 260},
+        {"merges": ["LONG"]},
+        {"merges": ["LONG a"]},
+        {"merges": ["LONG a"] * 2},
+    ],
+    ids=str,
+)
+def test_a_message_is_short_whatever_it_quotes(change: dict[str, str | list[str]]) -> None:
+    def long(value: str | list[str]) -> object:
+        return (
+            value.replace("LONG", "\n\x1b\u2028" * 20_000) if isinstance(value, str) else [long(item) for item in value]
+        )
+
+    with pytest.raises((TokenizerError, UnsupportedModelError)) as caught:
+        Tokenizer.from_gguf_metadata(
+            tiny_metadata() | {f"tokenizer.ggml.{key}": long(value) for key, value in change.items()}
+        )
+    assert len(str(caught.value)) < 500
+    assert str(caught.value).isprintable()
 
 
 def test_a_merge_listed_twice_is_refused() -> None:

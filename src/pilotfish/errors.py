@@ -4,6 +4,19 @@
 what was wrong and what to do about it.
 """
 
+import reprlib
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlevel = 2
+_MAX_SHOWN = 160
+
+
+def brief(value: object) -> str:
+    """`repr(value)` on one line of at most 160 characters, for messages about values that nobody has checked."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
 
 class PilotfishError(Exception):
     """Root of the tree."""

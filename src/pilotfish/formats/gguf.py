@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pilotfish.errors import FormatError, UnsupportedModelError
+from pilotfish.errors import FormatError, UnsupportedModelError, brief
 from pilotfish.formats.mapped_file import evict, map_file
 from pilotfish.types import RawTensor, WeightType
 
@@ -28,6 +28,12 @@ _LENGTH = struct.Struct("<Q")
 _MAX_DIMENSIONS = 4
 _MIN_KEY_VALUE_BYTES = 8 + 4 + 1  # an empty key, a type, a one-byte value
 _MIN_TENSOR_INFO_BYTES = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension
+MAX_HEADER_BYTES = 32 << 20
+"""Twice what the largest vocabularies take."""
+_MAX_ENTRIES = 1 << 15  # keys, and tensors; models have a few hundred
+_MAX_ELEMENTS = (
+    1 << 21
+)  # of all arrays: 262,144 tokens with scores and types, and half a million merges, are 1.3 million
 _DEFAULT_ALIGNMENT, _MAX_ALIGNMENT = 32, 1 << 20
 
 _WEIGHT_TYPES = {
@@ -72,6 +78,9 @@ class GGUFFile:
     def open(cls, path: str | Path) -> GGUFFile:
         """Maps the file and reads its header.
 
+        Whatever the bytes are, what becomes of the header takes at most 256 MB, and the data are not looked at.
+        Nobody may shorten the file while it is open: reading beyond its end would end the process.
+
         Raises `ModelNotFoundError` where there is no such file, `FormatError` where it is not a sound GGUF file and
         `UnsupportedModelError` where a tensor has a type this version cannot read.
         """
@@ -101,7 +110,9 @@ class _Reader:
         self.path = path
         self.data = data
         self.size = len(data)
+        self.end = min(self.size, MAX_HEADER_BYTES)
         self.position = 0
+        self.num_elements = 0
 
     def fail(self, what: str) -> FormatError:
         return FormatError(f"{self.path} is not a sound GGUF file: {what}; fetch it again, or use another")
@@ -109,12 +120,17 @@ class _Reader:
     def truncated(self, where: str) -> FormatError:
         return FormatError(f"{self.path} is truncated or damaged: {where}; fetch it again")
 
+    def too_long(self, where: str) -> FormatError:
+        if self.end < self.size:
+            return self.fail(f"{where} of the {MAX_HEADER_BYTES} bytes that a header may have")
+        return self.truncated(f"{where} of its {self.size} bytes")
+
     # -- primitives ----------------------------------------------------------------------------------------------
 
     def scalar(self, code: str) -> int | float | bool:
         size = struct.calcsize(code)
-        if self.position + size > self.size:
-            raise self.truncated(f"the header runs past the end at byte {self.size}")
+        if self.position + size > self.end:
+            raise self.too_long("the header runs past the end")
         (value,) = struct.unpack_from("<" + code, self.data, self.position)
         self.position += size
         return value  # type: ignore[no-any-return]
@@ -127,16 +143,16 @@ class _Reader:
 
     def strings(self, count: int) -> list[str]:
         # A vocabulary and its merges are some 300,000 texts: one loop over them, and not a call for each.
-        data, size, position = self.data, self.size, self.position
+        data, end, position = self.data, self.end, self.position
         texts: list[str] = []
         for _ in range(count):
             start = position + _LENGTH.size
-            if start > size:
-                raise self.truncated(f"the header runs past the end at byte {size}")
+            if start > end:
+                raise self.too_long("the header runs past the end")
             (length,) = _LENGTH.unpack_from(data, position)
             position = start + length
-            if position > size:
-                raise self.truncated(f"a text of {length} bytes at byte {start} runs past the end")
+            if position > end:
+                raise self.too_long(f"a text of {length} bytes at byte {start} runs past the end")
             try:
                 texts.append(data[start:position].decode())
             except UnicodeDecodeError:
@@ -150,20 +166,21 @@ class _Reader:
         if kind == _ARRAY:
             return self.array(key)
         if kind not in _SCALARS:
-            raise self.fail(f"metadata {key!r} has the unknown type {kind}")
+            raise self.fail(f"metadata {brief(key)} has the unknown type {kind}")
         return self.scalar(_SCALARS[kind])
 
     def array(self, key: str) -> Sequence[object]:
         kind, count = self.integer("I"), self.integer("Q")
+        self.num_elements += count
+        if self.num_elements > _MAX_ELEMENTS:
+            raise self.fail(f"its arrays have more than {_MAX_ELEMENTS} elements, {count} of them in {brief(key)}")
         if kind == _STRING:
-            if count > (self.size - self.position) // 8:
-                raise self.truncated(f"metadata {key!r} announces {count} texts")
             return self.strings(count)
         if kind not in _SCALARS:
-            raise self.fail(f"metadata {key!r} is an array of the unsupported type {kind}")
+            raise self.fail(f"metadata {brief(key)} is an array of the unsupported type {kind}")
         dtype = np.dtype("<" + _SCALARS[kind]) if kind != 7 else np.dtype(np.uint8)
-        if count > (self.size - self.position) // dtype.itemsize:
-            raise self.truncated(f"metadata {key!r} announces {count} numbers")
+        if count > (self.end - self.position) // dtype.itemsize:
+            raise self.too_long(f"metadata {brief(key)} of {count} numbers runs past the end")
         numbers = np.frombuffer(self.data, dtype, count, self.position).tolist()
         self.position += count * dtype.itemsize
         return [bool(number) for number in numbers] if kind == 7 else numbers
@@ -185,12 +202,14 @@ class _Reader:
         room = self.size - self.position
         if num_keys * _MIN_KEY_VALUE_BYTES + num_tensors * _MIN_TENSOR_INFO_BYTES > room:
             raise self.truncated(f"the header announces {num_keys} keys and {num_tensors} tensors in {room} bytes")
+        if max(num_keys, num_tensors) > _MAX_ENTRIES:
+            raise self.fail(f"it has {num_keys} keys and {num_tensors} tensors; {_MAX_ENTRIES} of each are possible")
 
         metadata: dict[str, object] = {}
         for _ in range(num_keys):
             key = self.string()
             if key in metadata:
-                raise self.fail(f"metadata {key!r} is there twice")
+                raise self.fail(f"metadata {brief(key)} is there twice")
             metadata[key] = self.value(self.integer("I"), key)
         return metadata, self.tensor_infos(num_tensors, self.alignment(metadata))
 
@@ -202,7 +221,7 @@ class _Reader:
             or not 1 <= value <= _MAX_ALIGNMENT
             or value & (value - 1)
         ):
-            raise self.fail(f"general.alignment must be a power of two up to {_MAX_ALIGNMENT}, got {value!r}")
+            raise self.fail(f"general.alignment must be a power of two up to {_MAX_ALIGNMENT}, got {brief(value)}")
         return value
 
     def tensor_infos(self, count: int, alignment: int) -> dict[str, _TensorInfo]:
@@ -210,23 +229,27 @@ class _Reader:
         for _ in range(count):
             name = self.string()
             if name in found:
-                raise self.fail(f"tensor {name!r} is there twice")
+                raise self.fail(f"tensor {brief(name)} is there twice")
             num_dimensions = self.integer("I")
             if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
-                raise self.fail(f"tensor {name!r} has {num_dimensions} dimensions; 1 to {_MAX_DIMENSIONS} are possible")
+                raise self.fail(
+                    f"tensor {brief(name)} has {num_dimensions} dimensions; 1 to {_MAX_DIMENSIONS} are possible"
+                )
             dimensions = [self.integer("Q") for _ in range(num_dimensions)]
             type_id, offset = self.integer("I"), self.integer("Q")
             if type_id not in _WEIGHT_TYPES:
                 type_name = _OTHER_TYPE_NAMES.get(type_id, f"number {type_id}")
                 known = ", ".join(weight_type.label for weight_type in _WEIGHT_TYPES.values())
                 raise UnsupportedModelError(
-                    f"{self.path}: tensor {name!r} has the type {type_name}; supported are {known}"
+                    f"{self.path}: tensor {brief(name)} has the type {type_name}; supported are {known}"
                 )
             weight_type = _WEIGHT_TYPES[type_id]
             if min(dimensions) < 1 or dimensions[0] % weight_type.block_size:
-                raise self.fail(f"tensor {name!r} of type {weight_type.label} cannot have the dimensions {dimensions}")
+                raise self.fail(
+                    f"tensor {brief(name)} of type {weight_type.label} cannot have the dimensions {dimensions}"
+                )
             if offset % alignment:
-                raise self.fail(f"tensor {name!r} starts at {offset}, which is no multiple of {alignment}")
+                raise self.fail(f"tensor {brief(name)} starts at {offset}, which is no multiple of {alignment}")
             found[name] = (weight_type, tuple(reversed(dimensions)), offset)
 
         data_start = -(-self.position // alignment) * alignment
@@ -235,7 +258,7 @@ class _Reader:
             num_bytes = math.prod(shape[:-1]) * weight_type.row_bytes(shape[-1])
             end = data_start + offset + num_bytes
             if end > self.size:
-                raise self.truncated(f"tensor {name!r} ends at byte {end}, the file at byte {self.size}")
+                raise self.truncated(f"tensor {brief(name)} ends at byte {end}, the file at byte {self.size}")
             infos[name] = _TensorInfo(weight_type, shape, data_start + offset, num_bytes)
         self.refuse_overlaps(infos)
         return infos
@@ -244,4 +267,4 @@ class _Reader:
         ordered = sorted(infos.items(), key=lambda item: item[1].start)
         for (name, info), (next_name, next_info) in itertools.pairwise(ordered):
             if info.start + info.num_bytes > next_info.start:
-                raise self.fail(f"tensors {name!r} and {next_name!r} overlap")
+                raise self.fail(f"tensors {brief(name)} and {brief(next_name)} overlap")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from reprlib import repr as short
 from typing import Any
 
 import numpy as np
 
 from pilotfish.config import ModelConfig
-from pilotfish.errors import FormatError, UnsupportedModelError
-from pilotfish.formats.config_values import ConfigValues
+from pilotfish.errors import FormatError, UnsupportedModelError, brief
+from pilotfish.formats.config_values import MAX_SIZE, ConfigValues
 from pilotfish.formats.gguf import GGUFFile
 from pilotfish.formats.model_checks import (
     RECURRENT_LAYERS,
@@ -110,10 +109,10 @@ class _Config:
         if _ROPE_FACTORS not in self.file.tensor_names:
             return None
         raw = self.file.tensor(_ROPE_FACTORS)
-        if raw.weight_type is not WeightType.F32 or len(raw.shape) != 1:
+        if raw.weight_type is not WeightType.F32 or raw.shape != (head_dim // 2,):
             raise FormatError(
                 f"{self.file.path}: tensor {_ROPE_FACTORS!r} has the type {raw.weight_type.label} and the shape "
-                f"{raw.shape}, where F32 and one dimension are needed"
+                f"{raw.shape}, where F32 and {(head_dim // 2,)} are needed"
             )
         factors = tuple(raw.read().copy().view(np.float32)[0].tolist())
         check_rope_factors(self.file.path, factors, head_dim)
@@ -131,12 +130,14 @@ class _Config:
             value = self.metadata.get(f"{self.architecture}.{key}", off)
             if value != off:
                 raise UnsupportedModelError(
-                    f"{self.file.path}: '{self.architecture}.{key}' is {short(value)}; this version runs only models "
+                    f"{self.file.path}: '{self.architecture}.{key}' is {brief(value)}; this version runs only models "
                     f"where it is {off!r} or absent"
                 )
         if "token_embd.weight" not in self.file.tensor_names:
             raise FormatError(f"{self.file.path} lacks the tensor 'token_embd.weight'")
-        embedding_shape = self.file.tensor("token_embd.weight").shape
+        vocab_size = self.file.tensor("token_embd.weight").shape[0]
+        if vocab_size > MAX_SIZE:
+            raise FormatError(f"{self.file.path}: the embedding has {vocab_size} rows; {MAX_SIZE} are possible")
         hidden_size, num_heads = self.count("embedding_length"), self.count("attention.head_count")
         num_kv_heads = self.count("attention.head_count_kv", num_heads)
         head_dim = self.count("attention.key_length", max(1, hidden_size // num_heads))
@@ -155,7 +156,7 @@ class _Config:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            vocab_size=embedding_shape[0],
+            vocab_size=vocab_size,
             context_length=self.count("context_length"),
             rms_norm_eps=self.positive("attention.layer_norm_rms_epsilon"),
             rope_theta=self.positive("rope.freq_base", 10000.0),

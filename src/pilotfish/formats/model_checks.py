@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from reprlib import repr as short
 
 from pilotfish.config import MAX_HEAD_DIM, MAX_HEADS, ModelConfig
-from pilotfish.errors import FormatError, UnsupportedModelError
+from pilotfish.errors import FormatError, UnsupportedModelError, brief
 
 RECURRENT_LAYERS = "has recurrent layers, whose state cannot be taken back to an earlier token"
 WINDOWED_LAYERS = "has sliding-window layers, whose cache forgets what a rejected draft pushed out"
@@ -36,7 +35,7 @@ def check_architecture(path: Path, name: object, supported: Collection[str]) -> 
         raise not_rewindable(path, f"holds the architecture {name!r}, which {_REASONS[name]}")
     if not isinstance(name, str) or name not in supported:
         raise UnsupportedModelError(
-            f"{path} holds the architecture {short(name)}; supported are {', '.join(supported)}"
+            f"{path} holds the architecture {brief(name)}; supported are {', '.join(supported)}"
         )
 
 
@@ -80,7 +79,7 @@ def check_tensors(
     extra = sorted(found.keys() - shapes.keys())
     if extra:
         raise UnsupportedModelError(
-            f"{path} has the tensor {extra[0]!r}, which a {config.architecture} model does not use here"
+            f"{path} has the tensor {brief(extra[0])}, which a {config.architecture} model does not use here"
         )
     for name, shape in found.items():
         if shape != shapes[name]:

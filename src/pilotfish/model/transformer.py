@@ -33,8 +33,8 @@ class Transformer:
     ) -> None:
         """`backend` does the arithmetic, by default the reference."""
         self.config = config
-        masked = sorted({*padding_token_ids, *range(num_token_ids, config.vocab_size)})
-        self._masked_ids = torch.tensor(masked, dtype=torch.int64)
+        padding, beyond = torch.tensor(sorted(padding_token_ids)), torch.arange(num_token_ids, config.vocab_size)
+        self._masked_ids = torch.cat((padding.long(), beyond))
         self._backend = backend or ops.ReferenceBackend()
         weights = _Weights(tensors, config.rms_norm_eps)
         # The output first: it is the largest matrix, and while it is prepared it is in memory twice.

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import tokenizers
 
-from pilotfish.errors import TokenizerError, UnsupportedModelError
+from pilotfish.errors import TokenizerError, UnsupportedModelError, brief
 from pilotfish.tokenizer.parts import TokenizerParts
 from pilotfish.tokenizer.split_rules import find_split_rule
 from pilotfish.tokenizer.values import read_value
@@ -71,7 +71,7 @@ def _read_vocabulary(metadata: Mapping[str, object]) -> tuple[Vocabulary, int | 
         raise TokenizerError("tokenizer.ggml.model is missing: the file holds no tokenizer")
     if model != "gpt2":
         raise UnsupportedModelError(
-            f"tokenizer.ggml.model is {model!r}; this version reads byte-level BPE ('gpt2') only"
+            f"tokenizer.ggml.model is {brief(model)}; this version reads byte-level BPE ('gpt2') only"
         )
     tokens = _read_list(metadata, "tokenizer.ggml.tokens", str)
     token_types = _read_list(metadata, "tokenizer.ggml.token_type", int)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pilotfish.errors import ModelNotFoundError, TokenizerError
+from pilotfish.errors import ModelNotFoundError, TokenizerError, brief
 from pilotfish.json_files import read_object
 from pilotfish.tokenizer.parts import TokenizerParts
 from pilotfish.tokenizer.tokenizer_json import read_tokenizer_json
-from pilotfish.tokenizer.values import brief, read_value
+from pilotfish.tokenizer.values import read_value
 from pilotfish.tokenizer.vocabulary import UNUSED, Vocabulary, usual_eos_token_ids
 
 MAX_TEMPLATE_BYTES = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from pilotfish.errors import PairMismatchError
+from pilotfish.errors import PairMismatchError, brief
 from pilotfish.tokenizer.tokenizer import Tokenizer
 from pilotfish.tokenizer.vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, Vocabulary
 
@@ -75,9 +75,9 @@ def _compare_vocabularies(draft: Vocabulary, target: Vocabulary) -> TokenizerPai
                 target_only.add(token_id)
             continue
         difference = (
-            f"{draft_text!r} to the draft model and {target_text!r} to the target model"
+            f"{brief(draft_text)} to the draft model and {brief(target_text)} to the target model"
             if draft_text != target_text
-            else f"{draft_text!r} to both models, but a {_KIND_NAMES[draft_kind]} token to the draft model "
+            else f"{brief(draft_text)} to both models, but a {_KIND_NAMES[draft_kind]} token to the draft model "
             f"and a {_KIND_NAMES[target_kind]} one to the target model"
         )
         raise PairMismatchError(f"token id {token_id} is {difference}: this draft model cannot be used")
@@ -85,7 +85,9 @@ def _compare_vocabularies(draft: Vocabulary, target: Vocabulary) -> TokenizerPai
 
 
 def _describe(vocabulary: Vocabulary, token_id: int | None) -> str:
-    return "nothing, the prompt has ended," if token_id is None else f"{token_id} ({vocabulary.tokens[token_id]!r})"
+    return (
+        "nothing, the prompt has ended," if token_id is None else f"{token_id} ({brief(vocabulary.tokens[token_id])})"
+    )
 
 
 def _describe_all(vocabulary: Vocabulary, token_ids: frozenset[int]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-from pilotfish.errors import UnsupportedModelError
+from pilotfish.errors import UnsupportedModelError, brief
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,6 @@ def find_split_rule(name: str | None) -> SplitRule:
         )
     if name not in SPLIT_RULES:
         raise UnsupportedModelError(
-            f"tokenizer.ggml.pre is {name!r}; this version knows {', '.join(sorted(SPLIT_RULES))}"
+            f"tokenizer.ggml.pre is {brief(name)}; this version knows {', '.join(sorted(SPLIT_RULES))}"
         )
     return SPLIT_RULES[name]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tokenizers
 
-from pilotfish.errors import ChatTemplateError, PromptError
+from pilotfish.errors import ChatTemplateError, PromptError, TokenizerError
 from pilotfish.tokenizer.byte_level import BYTE_TO_CHAR
 from pilotfish.tokenizer.chat_template import ChatTemplate
 from pilotfish.tokenizer.detokenizer import IncrementalDetokenizer
@@ -15,6 +15,10 @@ from pilotfish.tokenizer.gguf_metadata import read_gguf_metadata
 from pilotfish.tokenizer.hf_folder import read_folder
 from pilotfish.tokenizer.parts import TokenizerParts
 from pilotfish.tokenizer.vocabulary import NORMAL, UNUSED, refuse_unknown_merges
+
+MAX_ADDED_BYTES = 1 << 20
+"""Of the text of all control and user-defined tokens; the largest vocabularies have a tenth. What `tokenizers` makes to
+find them in a prompt takes eighty times their bytes."""
 
 
 class Tokenizer:
@@ -162,6 +166,11 @@ class Tokenizer:
 
 
 def _build_backend(parts: TokenizerParts) -> tokenizers.Tokenizer:
+    num_bytes = sum(len(token.content.encode()) for token in parts.added_tokens)
+    if num_bytes > MAX_ADDED_BYTES:
+        raise TokenizerError(
+            f"the control and user-defined tokens have {num_bytes} bytes of text; {MAX_ADDED_BYTES} are possible"
+        )
     typed_tokens = zip(parts.vocabulary.tokens, parts.vocabulary.token_types, strict=True)
     ids_by_text = {text: token_id for token_id, (text, kind) in enumerate(typed_tokens) if kind != UNUSED}
     try:

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import tokenizers
 
-from pilotfish.errors import TokenizerError, UnsupportedModelError
+from pilotfish.errors import TokenizerError, UnsupportedModelError, brief
 from pilotfish.tokenizer.split_rules import SPLIT_RULES, SplitRule
-from pilotfish.tokenizer.values import brief, read_value
+from pilotfish.tokenizer.values import read_value
 from pilotfish.tokenizer.vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, check_tokens, read_merges
 
 MAX_TOKEN_ID = 2**20
@@ -166,7 +166,9 @@ def _read_added_token(entry: object, key: str) -> tuple[int, tokenizers.AddedTok
         for name in ("special", "lstrip", "rstrip", "single_word", "normalized")
     }
     if flags["single_word"]:
-        raise UnsupportedModelError(f"{_SOURCE}{prefix}single_word is set for {text!r}, which this version does not do")
+        raise UnsupportedModelError(
+            f"{_SOURCE}{prefix}single_word is set for {brief(text)}, which this version does not do"
+        )
     # Spelled as a control token, it is one: so llama.cpp's converter (convert_hf_to_gguf.py) has it, and with it the
     # GGUF file of the same model. Qwen2.5's <|fim_prefix|> is not marked as special.
     is_control = flags["special"] or (text.startswith("<|") and text.endswith("|>"))

@@ -1,22 +1,13 @@
-"""Values out of files that nobody has checked yet: of the type they must have, and short enough to be shown."""
+"""Values out of files that nobody has checked yet: of the type they must have."""
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from typing import TypeVar
 
 from pilotfish.errors import TokenizerError
 
 T = TypeVar("T")
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 160
-
-
-def brief(value: object) -> str:
-    """Like `repr`, but bounded in length and depth."""
-    return _SHORT.repr(value)
 
 
 def read_value(values: Mapping[str, object], key: str, kind: type[T], source: str = "") -> T | None:

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pilotfish.errors import TokenizerError
+from pilotfish.errors import TokenizerError, brief
 from pilotfish.tokenizer.byte_level import CHAR_TO_BYTE
-from pilotfish.tokenizer.values import brief
 
 T = TypeVar("T")
 
@@ -82,7 +81,7 @@ def check_tokens(tokens: Sequence[str], token_types: Sequence[int], source: str)
     """Raises `TokenizerError`, which names `source`, unless each id but padding has a text, and one of its own."""
     real = [text for text, token_type in zip(tokens, token_types, strict=True) if token_type != UNUSED]
     if len(set(real)) != len(real):
-        raise TokenizerError(f"{source} lists {_first_repeated(real)!r} twice")
+        raise TokenizerError(f"{source} lists {brief(_first_repeated(real))} twice")
     if "" in real:
         raise TokenizerError(f"{source} holds an empty token that is not marked as unused")
     try:
@@ -98,14 +97,14 @@ def read_merges(entries: Iterable[object], source: str) -> list[tuple[str, str]]
     """
     merges: list[tuple[str, str]] = []
     for index, entry in enumerate(entries):
-        pair = entry.split(" ") if isinstance(entry, str) else entry
+        pair = entry.split(" ", 2) if isinstance(entry, str) else entry
         left, right = pair if isinstance(pair, list) and len(pair) == 2 else ("", "")
         if not (isinstance(left, str) and isinstance(right, str) and left and right):
             raise TokenizerError(f"{source}[{index}] is {brief(entry)}, not two tokens with a space between them")
         merges.append((left, right))
     if len(set(merges)) != len(merges):
         repeated = " ".join(_first_repeated(merges))
-        raise TokenizerError(f"{source} lists {repeated!r} twice, so its rank is not defined")
+        raise TokenizerError(f"{source} lists {brief(repeated)} twice, so its rank is not defined")
     return merges
 
 
@@ -115,7 +114,7 @@ def refuse_unknown_merges(merges: Sequence[tuple[str, str]], ids_by_text: Mappin
         for text in (left, right, left + right):
             if text not in ids_by_text:
                 raise TokenizerError(
-                    f"{source}[{index}] is {f'{left} {right}'!r}, but {text!r} is not in the vocabulary"
+                    f"{source}[{index}] is {brief(f'{left} {right}')}, but {brief(text)} is not in the vocabulary"
                 )
 
 
