@@ -1,7 +1,9 @@
 """Runs hostile files through `pilotfish.load` in a process of its own, which a crash or a hang may end.
 
-`fuzz_child.py FORMAT START STOP` runs cases of the fuzzer, `fuzz_child.py FORMAT NAME…` files of the kept corpus, each
-of these in a fork with a limit of memory. Prints one JSON object: how many files came to which end, or what each did.
+`fuzz_child.py files START STOP` and `fuzz_child.py folders START STOP` run cases of the fuzzers, `fuzz_child.py corpus
+NAME…` models of the kept corpus (all, without a name), each in a fork with a limit of memory.
+
+Prints one JSON object: how many files came to which end, or what each did.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import faulthandler
 import json
 import os
 import resource
+import shutil
 import sys
 import tempfile
 import traceback
@@ -17,18 +20,23 @@ import tracemalloc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import fuzzing
+import fuzzing_folders
 import torch
-from fuzzing import case
-from hostile_gguf import CORPUS, Hostile
+from hostile_folders import FOLDERS
+from hostile_gguf import CORPUS
 
 import pilotfish
 from pilotfish import errors
 from pilotfish.formats.gguf import GGUFFile
 from pilotfish.formats.gguf_model import read_model
+from pilotfish.formats.hf_model import read_folder
+from pilotfish.model import Transformer
 from pilotfish.ops.native import choose_backend
 from pilotfish.tokenizer import Tokenizer
 
@@ -61,6 +69,23 @@ def gguf_stages(path: Path) -> Iterator[str]:
     model, tokenizer = pilotfish.load(path, backend=BACKEND)
     yield "forward"
     pilotfish.generate(model, tokenizer, "the end", sampling=pilotfish.SamplingParams(max_tokens=2))
+    yield "sound"
+
+
+def folder_stages(folder: Path) -> Iterator[str]:
+    """The same for a folder. Weights of MLX are brought together, and no step is done with them."""
+    yield "model"
+    config, tensors = read_folder(folder)
+    yield "tokenizer"
+    tokenizer = Tokenizer.from_folder(folder)
+    yield "load"
+    if any(raw.weight_type.label.startswith("MLX") for raw in tensors.values()):
+        for raw in tensors.values():
+            raw.read()
+    elif tokenizer.vocab_size <= config.vocab_size:
+        model = Transformer(config, tensors, tokenizer.vocab_size, tokenizer.padding_token_ids, BACKEND)
+        yield "forward"
+        pilotfish.generate(model, tokenizer, "the end", sampling=pilotfish.SamplingParams(max_tokens=2))
     yield "sound"
 
 
@@ -105,36 +130,54 @@ def watched(run: Callable[[], Any], num_bytes: int) -> Any:
         assert num_lines < MAX_LINES + MAX_LINES_PER_BYTE * num_bytes, f"{num_lines} lines for {num_bytes} bytes"
 
 
-def run_cases(path: Path, numbers: range) -> dict[str, int]:
+def write(path: Path, files: dict[str, bytes] | bytes, zeros: int = 0) -> int:
+    """A file, or a folder of files, in the place of what was there; gives the bytes written."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    if isinstance(files, bytes):
+        path.write_bytes(files)
+        os.truncate(path, len(files) + zeros)
+        return len(files)
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    return sum((path / name).write_bytes(content) for name, content in files.items())
+
+
+def run_cases(path: Path, kind: str, numbers: range) -> dict[str, int]:
+    case, stages = CASES[kind]
     ends = Counter[str]()
     for number in numbers:
+        os.write(2, b"%d\n" % number)  # the last one is that of a crash
         if number % 100 == 0:
             faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-        content = case(number)
-        path.write_bytes(content)
-        try:
-            run = lambda: outcome(gguf_stages(path))  # noqa: E731
-            # The first one imports.
-            ends[(watched(run, len(content)) if number % WATCHED == 1 else run())[0]] += 1
-        except BaseException as error:
-            raise AssertionError(f"case {number}: {error!r}") from error
+        size = write(path, case(number))
+        run = partial(outcome, stages(path))
+        # Not the very first, which imports.
+        ends[(watched(run, size) if number % WATCHED == 1 else run())[0]] += 1
     return ends
 
 
-def run_bounded(path: Path, file: Hostile) -> dict[str, Any]:
-    """One file in a fork, which has no more memory than it may take."""
-    path.write_bytes(content := file.content())
-    os.truncate(path, len(content) + file.zeros)
-    del content
+CASES: dict[str, tuple[Callable[[int], Any], Callable[[Path], Iterator[str]]]] = {
+    "files": (fuzzing.case, gguf_stages),
+    "folders": (fuzzing_folders.case, folder_stages),
+}
+
+
+def run_bounded(path: Path, name: str) -> dict[str, Any]:
+    """One model of the corpus in a fork, which has no more memory than it may take."""
+    if name in FOLDERS:
+        size, stages = write(path, FOLDERS[name].make()), folder_stages
+    else:
+        size, stages = write(path, CORPUS[name].content(), CORPUS[name].zeros) + CORPUS[name].zeros, gguf_stages
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
             before = _status("VmRSS")
-            limit = _status("VmSize") + path.stat().st_size + MAX_ADDRESSES
+            limit = _status("VmSize") + size + MAX_ADDRESSES
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-            stage, message = outcome(gguf_stages(path))
+            stage, message = outcome(stages(path))
             found = {"stage": stage, "message": message, "growth": _status("VmHWM") - before}
         except BaseException:  # noqa: BLE001
             found = {"stage": "failed", "message": traceback.format_exc(), "growth": 0}
@@ -158,11 +201,11 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     memory = Path("/dev/shm")  # a file for each case: on a disk they would take longer than the reading
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        path = Path(folder) / "case.gguf"
-        if arguments[0] == "cases":
-            result: dict[str, Any] = run_cases(path, range(*map(int, arguments[1:])))
+        path = Path(folder) / "case"
+        if arguments[0] in CASES:
+            result: dict[str, Any] = run_cases(path, arguments[0], range(*map(int, arguments[1:])))
         else:
-            result = {name: run_bounded(path, CORPUS[name]) for name in arguments[1:] or CORPUS}
+            result = {name: run_bounded(path, name) for name in arguments[1:] or [*CORPUS, *FOLDERS]}
     print(json.dumps(result))
 
 

@@ -1,6 +1,6 @@
 """Hostile files: every one is read, or refused with one line, within bounded memory and work, and nothing ever crashes.
 
-To run one case again: `python tests/fuzz_child.py cases N N+1`.
+To run one case again: `python tests/fuzz_child.py files N N+1`, and likewise for `folders`.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fuzzing_folders
 import pytest
 from fuzzing import case, keys, sound, write
+from hostile_folders import FOLDERS
 from hostile_gguf import CORPUS, SLOW
 from tiny_models import ARCHITECTURES
 
@@ -36,36 +39,43 @@ def run_child(*arguments: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(600, id="short"), pytest.param(100_000, id="long", marks=pytest.mark.full)]
+    ("files", "folders"),
+    [pytest.param(400, 300, id="short"), pytest.param(100_000, 50_000, id="long", marks=pytest.mark.full)],
 )
-def test_every_case_is_read_or_refused(count: int) -> None:
-    ends = run_child("cases", 0, count)
-    assert sum(ends.values()) == count
+def test_every_case_is_read_or_refused(files: int, folders: int) -> None:
     # The damage gets everywhere: no stage hides behind an earlier one.
-    assert all(ends[stage] > count / 20 for stage in ("file", "model", "tokenizer", "sound")), ends
+    for kind, count, stages in (
+        ("files", files, ("file", "model", "tokenizer", "sound")),
+        ("folders", folders, ("model", "tokenizer", "sound")),
+    ):
+        ends = run_child(kind, 0, count)
+        assert sum(ends.values()) == count
+        assert all(ends[stage] > count / 20 for stage in stages), ends
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and reads a process's memory as Linux does")
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param([name for name in CORPUS if name not in SLOW], id="quick"),
+        pytest.param([name for name in [*CORPUS, *FOLDERS] if name not in SLOW], id="quick"),
         pytest.param(SLOW, id="slow", marks=pytest.mark.full),
     ],
 )
 def test_the_kept_corpus(names: list[str]) -> None:
     found = run_child("corpus", *names)
     for name in names:
-        message = f"{name} ({CORPUS[name].reason}): {found[name]['message']}"
-        assert found[name]["stage"] == CORPUS[name].stage, message
+        expected = (CORPUS | FOLDERS)[name]
+        message = f"{name} ({expected.reason}): {found[name]['message']}"
+        assert found[name]["stage"] == expected.stage, message
         assert found[name]["growth"] < MAX_GROWTH, message
 
 
-def test_a_case_is_always_the_same_bytes() -> None:
+@pytest.mark.parametrize("case", [case, fuzzing_folders.case])
+def test_a_case_is_always_the_same_bytes(case: Callable[[int], object]) -> None:
     numbers = range(50)
     once = [case(number) for number in numbers]
     assert [case(number) for number in reversed(numbers)] == once[::-1]
-    assert len(set(once)) == len(once)
+    assert len({repr(content) for content in once}) > 45
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish import json_files
 from pilotfish.errors import FormatError, ModelNotFoundError
 from pilotfish.formats.mapped_file import map_file
 from pilotfish.json_files import parse_object, read_object
@@ -50,6 +51,22 @@ def test_what_is_no_object_is_refused_in_one_line(content: bytes, what: str) -> 
     assert what in str(caught.value)
     assert len(str(caught.value)) < 200
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [b"[]", b'{"":0}', b"7", b"[[", b"{{"])
+def test_values_are_bounded(value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_files, "MAX_VALUES", 100)
+    with pytest.raises(FormatError, match="more than 100 values"):
+        parse_object(b'{"a": [' + b", ".join([value] * 101) + b"]}", "x.json")
+    assert parse_object(b'{"a": [' + b", ".join([b"7"] * 98) + b"]}", "x.json") == {"a": [7] * 98}
+
+
+def test_a_repeated_key_is_shown_in_short() -> None:
+    key = json.dumps("\x7f\u2028" * 10_000)
+    with pytest.raises(FormatError, match="is there twice") as caught:
+        parse_object(f"{{{key}: 1, {key}: 2}}".encode(), "x.json")
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
 
 
 def test_files_are_found_and_bounded(tmp_path: Path) -> None:

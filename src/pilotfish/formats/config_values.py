@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from reprlib import repr as short
 
-from pilotfish.errors import FormatError
+from pilotfish.errors import FormatError, brief
 
 MAX_SIZE = 1 << 20
 """No count in a config of ours is beyond; larger ones are damage, and would cost memory."""
@@ -27,7 +26,7 @@ class ConfigValues:
         return default if value is None else value
 
     def fail(self, key: str, wanted: str) -> FormatError:
-        return FormatError(f"{self.source} {key!r} must be {wanted}, got {short(self._values.get(key))}")
+        return FormatError(f"{self.source} {key!r} must be {wanted}, got {brief(self._values.get(key))}")
 
     def count(self, key: str, default: int | None = None) -> int:
         """An integer from 1 to `MAX_SIZE`."""

@@ -31,9 +31,8 @@ _MIN_TENSOR_INFO_BYTES = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension
 MAX_HEADER_BYTES = 32 << 20
 """Twice what the largest vocabularies take."""
 _MAX_ENTRIES = 1 << 15  # keys, and tensors; models have a few hundred
-_MAX_ELEMENTS = (
-    1 << 21
-)  # of all arrays: 262,144 tokens with scores and types, and half a million merges, are 1.3 million
+_MAX_ELEMENTS = 1 << 21
+"""Of all arrays. 262,144 tokens with scores and types, and half a million merges, are 1.3 million."""
 _DEFAULT_ALIGNMENT, _MAX_ALIGNMENT = 32, 1 << 20
 
 _WEIGHT_TYPES = {

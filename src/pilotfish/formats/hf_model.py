@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from reprlib import repr as short
 from typing import Any
 
 import numpy as np
 
 from pilotfish.config import ModelConfig
-from pilotfish.errors import FormatError, UnsupportedModelError
+from pilotfish.errors import FormatError, UnsupportedModelError, brief
 from pilotfish.formats.config_values import ConfigValues
 from pilotfish.formats.mlx import join_quantized, read_quantization
 from pilotfish.formats.model_checks import (
@@ -117,7 +116,7 @@ def read_config(path: Path, config: Mapping[str, object]) -> ModelConfig:
     values = ConfigValues(f"{path}:", config)
     if values.get("architectures", [architecture.class_name]) != [architecture.class_name]:
         raise UnsupportedModelError(
-            f"{path}: 'architectures' is {short(config['architectures'])}; of the type {name} only "
+            f"{path}: 'architectures' is {brief(config['architectures'])}; of the type {name} only "
             f"{architecture.class_name} is supported"
         )
     num_layers, hidden_size = values.count("num_hidden_layers"), values.count("hidden_size")
@@ -126,7 +125,7 @@ def read_config(path: Path, config: Mapping[str, object]) -> ModelConfig:
         if values.flag(key, False):
             raise UnsupportedModelError(f"{path}: {key!r} is true; this version runs only models where it is false")
     if values.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(f"{path}: 'hidden_act' is {short(config['hidden_act'])}; supported is silu")
+        raise UnsupportedModelError(f"{path}: 'hidden_act' is {brief(config['hidden_act'])}; supported is silu")
     num_heads = values.count("num_attention_heads")
     num_kv_heads = values.count("num_key_value_heads", num_heads)
     head_dim = values.count("head_dim", architecture.head_dim or max(1, hidden_size // num_heads))
@@ -164,7 +163,7 @@ def _refuse_what_cannot_be_rewound(path: Path, values: ConfigValues, num_layers:
             raise UnsupportedModelError(f"{path} {reason}: it can be neither target nor draft model")
         if layer_type != "full_attention":
             raise UnsupportedModelError(
-                f"{path} has layers of the type {short(layer_type)}; supported is full_attention"
+                f"{path} has layers of the type {brief(layer_type)}; supported is full_attention"
             )
 
 

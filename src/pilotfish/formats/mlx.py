@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from reprlib import repr as short
 from typing import Any
 
 import numpy as np
 
-from pilotfish.errors import FormatError, UnsupportedModelError
+from pilotfish.errors import FormatError, UnsupportedModelError, brief
 from pilotfish.formats.safetensors import StoredTensor
 from pilotfish.types import RawTensor, WeightType
 
@@ -62,10 +61,10 @@ def read_quantization(path: Path, config: Mapping[str, object]) -> Quantization 
 
 def _quantization(path: Path, name: str, values: object) -> Quantization:
     if not isinstance(values, dict):
-        raise FormatError(f"{path}: {name!r} must be an object, got {short(values)}")
+        raise FormatError(f"{path}: {name!r} must be an object, got {brief(values)}")
     if "quant_method" in values:
         raise UnsupportedModelError(
-            f"{path}: the weights are quantised by the method {short(values['quant_method'])}; supported is MLX's "
+            f"{path}: the weights are quantised by the method {brief(values['quant_method'])}; supported is MLX's "
             "affine quantisation"
         )
     scheme = _scheme(path, name, values)
@@ -79,22 +78,22 @@ def _quantization(path: Path, name: str, values: object) -> Quantization:
         elif isinstance(choice, dict):
             overrides[module] = _scheme(path, where, choice)
         else:
-            raise UnsupportedModelError(f"{path}: {where!r} is {short(choice)}, an option that is not supported")
+            raise UnsupportedModelError(f"{path}: {brief(where)} is {brief(choice)}, an option that is not supported")
     return Quantization(scheme, overrides)
 
 
 def _scheme(path: Path, where: str, values: Mapping[str, object]) -> Scheme:
     mode = values.get("mode", "affine")
     if mode != "affine":
-        raise UnsupportedModelError(f"{path}: the mode of {where!r} is {short(mode)}; supported is affine")
+        raise UnsupportedModelError(f"{path}: the mode of {brief(where)} is {brief(mode)}; supported is affine")
     numbers = []
     for key, supported in (("bits", _BITS), ("group_size", _GROUP_SIZES)):
         value = values.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise FormatError(f"{path}: {key!r} of {where!r} must be a positive integer, got {short(value)}")
+            raise FormatError(f"{path}: {key!r} of {brief(where)} must be a positive integer, got {brief(value)}")
         if value not in supported:
             raise UnsupportedModelError(
-                f"{path}: {key!r} of {where!r} is {short(value)}; supported are {', '.join(map(str, supported))}"
+                f"{path}: {key!r} of {brief(where)} is {brief(value)}; supported are {', '.join(map(str, supported))}"
             )
         numbers.append(value)
     return Scheme(*numbers)
@@ -112,7 +111,9 @@ def join_quantized(stored: Mapping[str, StoredTensor], quantization: Quantizatio
         module, _, part = name.rpartition(".")
         if part in ("scales", "biases"):
             if f"{module}.weight" not in stored:
-                raise FormatError(f"{tensor.path} holds the tensor {name!r}, but there is no '{module}.weight'")
+                raise FormatError(
+                    f"{tensor.path} holds the tensor {brief(name)}, but there is no {brief(f'{module}.weight')}"
+                )
             continue
         if part == "weight" and _is_quantized(module, tensor, stored, quantization):
             found[name] = _join(module, stored, quantization)
@@ -128,14 +129,15 @@ def _is_quantized(
     quantized = weight.dtype == "U32"
     for part in ("scales", "biases"):
         if (f"{module}.{part}" in stored) != quantized:
-            what = f"has no '{module}.{part}'" if quantized else f"is not quantised, but there is '{module}.{part}'"
-            raise FormatError(f"{weight.path}: tensor {weight.name!r} of the dtype {weight.dtype} {what}")
+            other = brief(f"{module}.{part}")
+            what = f"has no {other}" if quantized else f"is not quantised, but there is {other}"
+            raise FormatError(f"{weight.path}: tensor {brief(weight.name)} of the dtype {weight.dtype} {what}")
     expected = quantization.overrides.get(module, quantized) not in (None, False)
     if quantized != expected:
         are = "are" if expected else "are not"
         raise FormatError(
-            f"{weight.path}: the config says that the weights of {module!r} {are} quantised, but the dtype of "
-            f"{weight.name!r} is {weight.dtype}"
+            f"{weight.path}: the config says that the weights of {brief(module)} {are} quantised, but the dtype of "
+            f"{brief(weight.name)} is {weight.dtype}"
         )
     return quantized
 
@@ -146,18 +148,20 @@ def _join(module: str, stored: Mapping[str, StoredTensor], quantization: Quantiz
     assert scheme is not None
     if scales.dtype not in _SCALE_BYTES or biases.dtype != scales.dtype:
         raise UnsupportedModelError(
-            f"{weight.path}: the tensors {scales.name!r} and {biases.name!r} have the dtypes {scales.dtype} and "
-            f"{biases.dtype}; supported are {', '.join(_SCALE_BYTES)}, the same for both"
+            f"{weight.path}: the tensors {brief(scales.name)} and {brief(biases.name)} have the dtypes {scales.dtype} "
+            f"and {biases.dtype}; supported are {', '.join(_SCALE_BYTES)}, the same for both"
         )
     bits, group_size = scheme.bits, scheme.group_size
     if len(weight.shape) != 2:
-        raise FormatError(f"{weight.path}: tensor {weight.name!r} has the shape {weight.shape}, which is no matrix")
+        raise FormatError(
+            f"{weight.path}: tensor {brief(weight.name)} has the shape {brief(weight.shape)}, which is no matrix"
+        )
     rows, columns = weight.shape[0], weight.shape[1] * 32 // bits
     for tensor in (scales, biases):
         if columns % group_size or tensor.shape != (rows, columns // group_size):
             raise FormatError(
-                f"{weight.path}: tensor {tensor.name!r} has the shape {tensor.shape}, which does not fit "
-                f"{weight.shape} words of {weight.name!r} with {bits} bits and groups of {group_size}"
+                f"{weight.path}: tensor {brief(tensor.name)} has the shape {brief(tensor.shape)}, which does not fit "
+                f"{weight.shape} words of {brief(weight.name)} with {bits} bits and groups of {group_size}"
             )
     weight_type = WeightType[f"MLX{bits}_{group_size}_{scales.dtype}"]
 

@@ -83,7 +83,9 @@ def check_tensors(
         )
     for name, shape in found.items():
         if shape != shapes[name]:
-            raise FormatError(f"{path}: tensor {name!r} has the shape {shape}, the config asks for {shapes[name]}")
+            raise FormatError(
+                f"{path}: tensor {name!r} has the shape {brief(shape)}, the config asks for {shapes[name]}"
+            )
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from reprlib import repr as short
 
-from pilotfish.errors import FormatError, UnsupportedModelError
+from pilotfish.errors import FormatError, UnsupportedModelError, brief
 from pilotfish.formats.config_values import ConfigValues
 
 _DEFAULT_THETA = 10000.0
@@ -25,7 +24,7 @@ def read_rope(path: Path, config: Mapping[str, object], head_dim: int) -> tuple[
     values = ConfigValues(f"{path}: the rope parameter", _gathered(path, config))
     rope_type = values.get("rope_type", "default")
     if rope_type not in ("default", "llama3"):
-        raise UnsupportedModelError(f"{path} has the rope type {short(rope_type)}; supported are default and llama3")
+        raise UnsupportedModelError(f"{path} has the rope type {brief(rope_type)}; supported are default and llama3")
     if values.get("partial_rotary_factor", 1.0) != 1:
         raise UnsupportedModelError(f"{path}: 'partial_rotary_factor' is not 1: a part of each head is not rotated")
     theta = values.positive("rope_theta", _DEFAULT_THETA)
@@ -42,7 +41,7 @@ def _gathered(path: Path, config: Mapping[str, object]) -> dict[str, object]:
         if value is None:
             continue
         if not isinstance(value, dict):
-            raise FormatError(f"{path}: {name!r} must be an object, got {short(value)}")
+            raise FormatError(f"{path}: {name!r} must be an object, got {brief(value)}")
         places[name] = {key: value[key] for key in value if key != "type"}
         if "type" in value:
             places[f"{name} (type)"] = {"rope_type": value["type"]}
@@ -53,10 +52,10 @@ def _gathered(path: Path, config: Mapping[str, object]) -> dict[str, object]:
             if value is None:
                 continue
             if isinstance(value, dict | list):  # for each layer type, or for each frequency
-                raise UnsupportedModelError(f"{path}: the rope parameter {key[:80]!r} is {short(value)}, not one value")
+                raise UnsupportedModelError(f"{path}: the rope parameter {brief(key)} is {brief(value)}, not one value")
             if found.setdefault(key, value) != value:
                 raise FormatError(
-                    f"{path}: {key[:80]!r} is {short(found[key])} at {origin[key]}, but {short(value)} at {place}; "
+                    f"{path}: {brief(key)} is {brief(found[key])} at {origin[key]}, but {brief(value)} at {place}; "
                     "make them agree"
                 )
             origin.setdefault(key, place)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pilotfish.errors import FormatError, UnsupportedModelError
+from pilotfish.errors import FormatError, UnsupportedModelError, brief
 from pilotfish.formats.mapped_file import evict, map_file
 from pilotfish.json_files import parse_object
 from pilotfish.types import RawTensor, WeightType
@@ -55,10 +55,12 @@ class StoredTensor:
         if self.dtype not in _WEIGHT_TYPES:
             known = ", ".join(_WEIGHT_TYPES)
             raise UnsupportedModelError(
-                f"{self.path}: tensor {self.name!r} has the dtype {self.dtype}; supported are {known}"
+                f"{self.path}: tensor {brief(self.name)} has the dtype {self.dtype}; supported are {known}"
             )
         if not self.shape or 0 in self.shape:
-            raise FormatError(f"{self.path}: tensor {self.name!r} has the shape {self.shape}, which holds no weights")
+            raise FormatError(
+                f"{self.path}: tensor {brief(self.name)} has the shape {brief(self.shape)}, which holds no weights"
+            )
         weight_type, num_columns = _WEIGHT_TYPES[self.dtype], self.shape[-1]
         return RawTensor(
             self.name,
@@ -129,7 +131,7 @@ def _place(path: Path, name: str, value: object) -> _Place:
         raise _unsound(path, f"a tensor's name has {len(name)} characters")
 
     def unsound(what: str) -> FormatError:
-        return _unsound(path, f"tensor {name!r} {what}")
+        return _unsound(path, f"tensor {brief(name)} {what}")
 
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise unsound("is not described by dtype, shape and data_offsets")
@@ -161,12 +163,12 @@ def _check_coverage(path: Path, places: dict[str, _Place], num_data_bytes: int) 
     end = ordered[-1][1].end if ordered else 0
     if end > num_data_bytes:
         raise FormatError(
-            f"{path} is truncated: tensor {ordered[-1][0]!r} ends at byte {end} of the data, which have "
+            f"{path} is truncated: tensor {brief(ordered[-1][0])} ends at byte {end} of the data, which have "
             f"{num_data_bytes}; fetch it again"
         )
     for (name, place), (next_name, next_place) in itertools.pairwise(ordered):
         if place.end != next_place.start:
             what = "overlap" if place.end > next_place.start else "have a hole between them"
-            raise _unsound(path, f"tensors {name!r} and {next_name!r} {what}")
+            raise _unsound(path, f"tensors {brief(name)} and {brief(next_name)} {what}")
     if (ordered and ordered[0][1].start) or end != num_data_bytes:
         raise _unsound(path, "there are bytes that belong to no tensor")

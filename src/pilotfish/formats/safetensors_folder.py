@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pilotfish.errors import FormatError, ModelNotFoundError
+from pilotfish.errors import FormatError, ModelNotFoundError, brief
 from pilotfish.formats.safetensors import StoredTensor, read_safetensors
 from pilotfish.formats.safetensors_index import INDEX_FILE, SINGLE_FILE, read_weight_map
-
-_MAX_SHOWN = 100
 
 
 def read_weights(folder: Path) -> dict[str, StoredTensor]:
@@ -29,22 +27,22 @@ def _read_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTe
     shards = sorted(set(weight_map.values()))
     for shard in shards:
         if not (folder / shard).is_file():
-            raise FormatError(f"{folder} lacks the shard {shard!r} that {INDEX_FILE} names; fetch it again")
+            raise FormatError(f"{folder} lacks the shard {brief(shard)} that {INDEX_FILE} names; fetch it again")
     tensors: dict[str, StoredTensor] = {}
     for shard in shards:
         for name, tensor in read_safetensors(folder / shard).items():
             assigned = weight_map.get(name)
             if assigned != shard:
-                where = "does not name" if assigned is None else f"assigns to {assigned!r}"
+                where = "does not name" if assigned is None else f"assigns to {brief(assigned)}"
                 raise FormatError(
-                    f"{folder}: the shard {shard!r} holds the tensor {name!r}, which {INDEX_FILE} {where}; "
+                    f"{folder}: the shard {brief(shard)} holds the tensor {brief(name)}, which {INDEX_FILE} {where}; "
                     "fetch both again"
                 )
             tensors[name] = tensor
     for name, shard in weight_map.items():
         if name not in tensors:
             raise FormatError(
-                f"{folder}: {INDEX_FILE} assigns the tensor {name[:_MAX_SHOWN]!r} to the shard {shard!r}, which lacks "
+                f"{folder}: {INDEX_FILE} assigns the tensor {brief(name)} to the shard {brief(shard)}, which lacks "
                 "it; fetch both again"
             )
     return tensors

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pilotfish.errors import FormatError
+from pilotfish.errors import FormatError, brief
 from pilotfish.json_files import read_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 4 << 20
 _SHARD_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}\.safetensors")
-_MAX_SHOWN = 100
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
@@ -25,7 +24,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
         # Only a file beside the index: hostile names lead elsewhere.
         if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard):
             raise FormatError(
-                f"{index}: the shard of tensor {name[:_MAX_SHOWN]!r} must be the plain name of a safetensors file, "
-                f"got {str(shard)[:_MAX_SHOWN]!r}"
+                f"{index}: the shard of tensor {brief(name)} must be the plain name of a safetensors file, "
+                f"got {brief(shard)}"
             )
     return weight_map

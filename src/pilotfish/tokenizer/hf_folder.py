@@ -13,6 +13,8 @@ from pilotfish.tokenizer.tokenizer_json import read_tokenizer_json
 from pilotfish.tokenizer.values import read_value
 from pilotfish.tokenizer.vocabulary import UNUSED, Vocabulary, usual_eos_token_ids
 
+MAX_CONFIG_BYTES = 4 << 20
+"""Of each file but `tokenizer.json`; one that lists 6,000 added tokens has 1.2 MB."""
 MAX_TEMPLATE_BYTES = 1 << 20
 """The longest templates have 20 kB."""
 
@@ -79,7 +81,7 @@ def read_folder(folder: Path) -> TokenizerParts:
 
 
 def _read_optional(path: Path) -> Mapping[str, object]:
-    return read_object(path) if path.is_file() else {}
+    return read_object(path, MAX_CONFIG_BYTES) if path.is_file() else {}
 
 
 def _read_token(config: Mapping[str, object], name: str) -> str | None:
