@@ -36,7 +36,6 @@ from pilotfish import errors
 from pilotfish.formats.gguf import GGUFFile
 from pilotfish.formats.gguf_model import read_model
 from pilotfish.formats.hf_model import read_folder
-from pilotfish.model import Transformer
 from pilotfish.ops.native import choose_backend
 from pilotfish.tokenizer import Tokenizer
 
@@ -65,27 +64,23 @@ def gguf_stages(path: Path) -> Iterator[str]:
     yield "tokenizer"
     Tokenizer.from_gguf_metadata(file.metadata)
     del file
+    yield from _load_and_step(path)
+
+
+def folder_stages(folder: Path) -> Iterator[str]:
+    """The same for a folder."""
+    yield "model"
+    read_folder(folder)
+    yield "tokenizer"
+    Tokenizer.from_folder(folder)
+    yield from _load_and_step(folder)
+
+
+def _load_and_step(path: Path) -> Iterator[str]:
     yield "load"
     model, tokenizer = pilotfish.load(path, backend=BACKEND)
     yield "forward"
     pilotfish.generate(model, tokenizer, "the end", sampling=pilotfish.SamplingParams(max_tokens=2))
-    yield "sound"
-
-
-def folder_stages(folder: Path) -> Iterator[str]:
-    """The same for a folder. Weights of MLX are brought together, and no step is done with them."""
-    yield "model"
-    config, tensors = read_folder(folder)
-    yield "tokenizer"
-    tokenizer = Tokenizer.from_folder(folder)
-    yield "load"
-    if any(raw.weight_type.label.startswith("MLX") for raw in tensors.values()):
-        for raw in tensors.values():
-            raw.read()
-    elif tokenizer.vocab_size <= config.vocab_size:
-        model = Transformer(config, tensors, tokenizer.vocab_size, tokenizer.padding_token_ids, BACKEND)
-        yield "forward"
-        pilotfish.generate(model, tokenizer, "the end", sampling=pilotfish.SamplingParams(max_tokens=2))
     yield "sound"
 
 

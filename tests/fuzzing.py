@@ -273,7 +273,7 @@ BYTE_MUTATIONS = (set_field, set_field, cut, splice, flip_bits)
 
 
 def case(number: int) -> bytes:
-    """The bytes of one case: a model of random small sizes, and up to three mutations."""
+    """The bytes of one case: a model of random small sizes, and up to four mutations."""
     rng = Random(number)
     base = _base(rng)
     document = replace(base, pairs=list(base.pairs), infos=list(base.infos))
@@ -291,11 +291,8 @@ def _base(rng: Random) -> Document:
     if rng.random() < 0.3:
         num_kv_heads = rng.choice((1, 2, 3))
         sizes = {
-            "num_layers": rng.choice((1, 2)),
-            "hidden_size": rng.choice((1, 2, 5, 32)),
-            "num_kv_heads": num_kv_heads,
-            "num_heads": num_kv_heads * rng.choice((1, 2)),
-            "head_dim": rng.choice((2, 6)),
+            "num_layers": rng.choice((1, 2)), "hidden_size": rng.choice((1, 2, 5, 32)), "num_kv_heads": num_kv_heads,
+            "num_heads": num_kv_heads * rng.choice((1, 2)), "head_dim": rng.choice((2, 6)),
             "vocab_size": rng.choice((270, 304)),
-        }
+        }  # fmt: skip
     return sound(rng.choice(ARCHITECTURES), rng.choice(OUTPUTS), rng.choice(("F32", "F16")), **sizes)

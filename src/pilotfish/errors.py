@@ -8,7 +8,7 @@ import reprlib
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
-_SHORT.maxlevel = 2
+_SHORT.maxlevel = 4
 _MAX_SHOWN = 160
 
 
