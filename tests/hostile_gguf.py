@@ -160,5 +160,5 @@ SMALL = {
 """Files whose errors would be long, or not of one line."""
 
 CORPUS = LARGE | SMALL
-SLOW = ["short texts", "tensors", "a vocabulary"]
-"""A second each, and more."""
+SLOW = ["short texts", "wide texts", "a wide text", "keys", "tensors", "control tokens", "a vocabulary"]
+"""Half a second each, and more."""

@@ -40,7 +40,7 @@ def run_child(*arguments: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("files", "folders"),
-    [pytest.param(400, 300, id="short"), pytest.param(100_000, 50_000, id="long", marks=pytest.mark.full)],
+    [pytest.param(300, 200, id="short"), pytest.param(100_000, 50_000, id="long", marks=pytest.mark.full)],
 )
 def test_every_case_is_read_or_refused(files: int, folders: int) -> None:
     # The damage gets everywhere: no stage hides behind an earlier one.
