@@ -145,6 +145,21 @@ def test_prompts_are_those_of_transformers(messages: Any, enable_thinking: bool,
     )
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if tools is not none %}tools{% endif %}{% if documents is defined %}defined{% endif %}",
+        "{{ messages | tojson(ensure_ascii=true, indent=1, separators=(',', ':'), sort_keys=true) }}",
+        "{{ messages | tojson(true) }}",
+        "{% for m in messages %}a\n{% generation %}\n{{ m.content }}\n{% endgeneration %}\nb{% endfor %}",
+        "{% set x = 1 %}{% generation %}{{ x }}{% set x = 2 %}{% endgeneration %}{{ x }}",
+    ],
+)
+def test_what_templates_may_use_means_what_it_means_in_transformers(source: str) -> None:
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    check_against_transformers(template, source, [{"role": "user", "content": "<é>"}], add_generation_prompt=True)
+
+
 @pytest.mark.real_model
 @pytest.mark.parametrize("name", ["qwen2.5-coder-0.5b", "smollm2-135m"])
 def test_prompts_of_real_templates_are_those_of_transformers(

@@ -13,9 +13,9 @@ class ChatTemplate:
     """A model's chat template, compiled at its first use: a broken one stands in nobody's way who does not chat.
 
     What a template may use follows the convention of the files' authors (Hugging Face chat templating): the variables
-    `messages`, `add_generation_prompt`, `enable_thinking`, `bos_token` and `eos_token`, the functions
-    `raise_exception` and `strftime_now`, the filter `tojson`, and loop controls. It runs in Jinja's sandbox, within
-    the limits of `template_process`.
+    `messages`, `add_generation_prompt`, `enable_thinking`, `bos_token`, `eos_token`, and `tools` and `documents`, which
+    are none; the functions `raise_exception` and `strftime_now`, the filter `tojson`, loop controls, and the tag
+    `generation`. It runs in Jinja's sandbox, within the limits of `template_process`.
     """
 
     def __init__(
@@ -42,6 +42,8 @@ class ChatTemplate:
                     "messages": [dict(message) for message in messages],
                     "add_generation_prompt": add_generation_prompt,
                     "enable_thinking": enable_thinking,
+                    "tools": None,
+                    "documents": None,
                     **self._special_tokens,
                 },
                 "now": self._now().isoformat(),

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
 
 try:
     import resource
@@ -32,7 +34,7 @@ class _TemplateProcess:
         self._now = datetime.min
         self._compiled: Template | None = None
         self._environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
         )
         self._environment.filters["tojson"] = _tojson
         self._environment.globals["raise_exception"] = _raise_exception
@@ -70,9 +72,32 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _tojson(value: object, indent: int | None = None) -> str:
-    # Jinja's own filter escapes for HTML, which a prompt is not.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML, which a prompt is not, and takes only the indent.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _generation_tag() -> type[Extension]:
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class GenerationTag(Extension):
+        """`{% generation %}` … `{% endgeneration %}`, which marks for training what an assistant wrote."""
+
+        tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    return GenerationTag
 
 
 def _limit(kind: int, soft: int) -> None:
