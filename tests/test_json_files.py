@@ -79,6 +79,9 @@ def test_files_are_found_and_bounded(tmp_path: Path) -> None:
     for read in (read_object, map_file):
         with pytest.raises(ModelNotFoundError, match="it is not a file"):
             read(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("x.json")
+    with pytest.raises(ModelNotFoundError, match="leads nowhere"):
+        read_object(tmp_path / "link")
     path.write_text('{"a": 1}')
     assert read_object(path) == {"a": 1}
     with pytest.raises(FormatError, match="more than 7 bytes"):

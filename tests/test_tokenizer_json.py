@@ -384,6 +384,21 @@ def test_files_that_are_no_json(name: str, tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path)
 
 
+OPTIONAL = ["tokenizer_config.json", "generation_config.json", "config.json", "chat_template.jinja"]
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_an_optional_file_that_is_there_counts(name: str, tmp_path: Path) -> None:
+    path = write_folder(tmp_path, tiny_document()) / name
+    for make, message in ((Path.mkdir, "it is not a file"), (lambda path: path.symlink_to("x"), "leads nowhere")):
+        path.unlink(missing_ok=True)
+        make(path)
+        with pytest.raises(ModelNotFoundError, match=f"{name}: .*{message}"):
+            Tokenizer.from_folder(tmp_path)
+        if path.is_dir():
+            path.rmdir()
+
+
 def changed(document: Document, path: str, value: object) -> Document:
     """`document` with another value at a path such as `model.merges.0`; None takes it away."""
     document = copy.deepcopy(document)

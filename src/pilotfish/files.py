@@ -16,6 +16,10 @@ def open_file(path: Path) -> BinaryIO:
             raise ModelNotFoundError(f"cannot open {path}: it is not a file")
         return path.open("rb")
     except FileNotFoundError:
+        if path.is_symlink():  # such as the hub library's cache is made of
+            raise ModelNotFoundError(
+                f"cannot open {path}: it is a link that leads nowhere; remove it, or fetch the model again"
+            ) from None
         raise ModelNotFoundError(f"no such file: {path}") from None
     except OSError as error:
         raise ModelNotFoundError(f"cannot open {path}: {error.strerror}") from None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pilotfish.errors import ModelNotFoundError, TokenizerError, brief
+from pilotfish.files import open_file
 from pilotfish.json_files import read_object
 from pilotfish.tokenizer.parts import TokenizerParts
 from pilotfish.tokenizer.tokenizer_json import read_tokenizer_json
@@ -81,7 +83,7 @@ def read_folder(folder: Path) -> TokenizerParts:
 
 
 def _read_optional(path: Path) -> Mapping[str, object]:
-    return read_object(path, MAX_CONFIG_BYTES) if path.is_file() else {}
+    return read_object(path, MAX_CONFIG_BYTES) if os.path.lexists(path) else {}
 
 
 def _read_token(config: Mapping[str, object], name: str) -> str | None:
@@ -104,7 +106,7 @@ def _read_ids(values: Mapping[str, object], key: str, file_name: str, real_ids: 
 
 def _read_template(folder: Path, config: Mapping[str, object]) -> str | None:
     path = folder / _TEMPLATE_FILE
-    if path.is_file():
+    if os.path.lexists(path):
         return _read_text(path)
     value = config.get("chat_template")
     if isinstance(value, list):  # several, each for a purpose
@@ -118,11 +120,8 @@ def _read_template(folder: Path, config: Mapping[str, object]) -> str | None:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_TEMPLATE_BYTES + 1)
-    except OSError as error:
-        raise ModelNotFoundError(f"cannot open {path}: {error.strerror}") from None
+    with open_file(path) as file:
+        content = file.read(MAX_TEMPLATE_BYTES + 1)
     if len(content) > MAX_TEMPLATE_BYTES:
         raise TokenizerError(f"{path} has more than {MAX_TEMPLATE_BYTES} bytes, which no chat template needs")
     try:

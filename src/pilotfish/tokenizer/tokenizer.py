@@ -59,7 +59,8 @@ class Tokenizer:
 
         `tokenizer.json` describes it; `tokenizer_config.json`, `generation_config.json` and `config.json` name the
         tokens that start and end a text; the chat template is `chat_template.jinja`, or else stands in
-        `tokenizer_config.json`. All but the first may be missing. Raises `ModelNotFoundError` where it is,
+        `tokenizer_config.json`. All but the first may be missing. Raises `ModelNotFoundError` where it is, or where
+        one that is there cannot be opened,
         `UnsupportedModelError` for a kind of tokenizer that this version does not know, and `FormatError` or
         `TokenizerError`, naming file and key, for anything of a wrong type, out of range or contradictory.
         """
