@@ -22,7 +22,8 @@ _TEXTS = (b"", b"\0", b"gpt2", b"qwen2", b"llama-bpe", b"a\nb\r\x1b[31m\xe2\x80\
 _OWN_KEYS = (
     "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
-    "attention.scale", "attention.sliding_window", "rope.dimension_count", "rope.freq_base", "rope.scaling.type",
+    "attention.scale", "attention.causal", "attention.sliding_window", "rope.dimension_count", "rope.freq_base",
+    "rope.scaling.type",
     "rope.scale_linear", "rope.scaling.factor", "ssm.state_size", "attn_logit_softcapping", "final_logit_softcapping",
     "logit_scale", "embedding_scale", "residual_scale", "expert_count",
 )  # fmt: skip

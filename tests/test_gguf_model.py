@@ -35,6 +35,7 @@ OPTIONS_THAT_MUST_BE_OFF: dict[str, tuple[object, object]] = {
     "rope.scale_linear": (1.0, 4.0),
     "rope.scaling.factor": (1.0, 8.0),
     "attention.scale": (0.0, 0.125),
+    "attention.causal": (True, False),
     "attn_logit_softcapping": (0.0, 50.0),
     "final_logit_softcapping": (0.0, 30.0),
     "logit_scale": (1.0, 0.5),

@@ -295,9 +295,16 @@ def test_an_impossible_value_is_named(refusal: Refusal, key: str, value: object)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "key"), [("llama", "attention_bias"), ("llama", "mlp_bias"), ("qwen3", "attention_bias")]
+    ("architecture", "key"),
+    [
+        ("llama", "attention_bias"),
+        ("llama", "mlp_bias"),
+        ("llama", "rope_traditional"),
+        ("qwen2", "rope_traditional"),
+        ("qwen3", "attention_bias"),
+    ],
 )
-def test_biases_are_refused_by_the_config(refusal: Refusal, read: Read, architecture: str, key: str) -> None:
+def test_options_that_must_be_false(refusal: Refusal, read: Read, architecture: str, key: str) -> None:
     bias = {"model.layers.0.self_attn.o_proj.bias": torch.zeros(64)}
     assert f"'{key}' is true" in refusal(UnsupportedModelError, {key: True}, bias)
     assert f"'{key}' must be true or false" in refusal(FormatError, {key: 1})
@@ -351,6 +358,11 @@ def test_another_rope_type_is_named(refusal: Refusal, place: str, rope_type: obj
     for key in ("rope_type", "type"):
         message = refusal(UnsupportedModelError, {place: {key: rope_type, "factor": 4.0}})
         assert f"the rope type {rope_type!r}" in message
+
+
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+def test_a_factor_without_a_rope_type_is_refused(refusal: Refusal, place: str) -> None:
+    assert "'rope_type' must be there beside 'factor'" in refusal(FormatError, {place: {"factor": 4.0}})
 
 
 def test_rope_parameters_are_an_object_of_single_values(refusal: Refusal) -> None:

@@ -43,6 +43,7 @@ _MUST_BE_OFF: dict[str, object] = {
     "rope.scale_linear": 1.0,
     "rope.scaling.factor": 1.0,
     "attention.scale": 0.0,
+    "attention.causal": True,
     "attn_logit_softcapping": 0.0,
     "final_logit_softcapping": 0.0,
     "logit_scale": 1.0,

@@ -20,6 +20,7 @@ from pilotfish.formats.model_checks import (
     check_architecture,
     check_heads,
     check_tensors,
+    not_rewindable,
     tensor_shapes,
 )
 from pilotfish.formats.rope_config import read_rope
@@ -40,13 +41,13 @@ class _Architecture:
     head_dim: int | None = None
     """Where the config names none; None stands for hidden_size / num_attention_heads."""
     must_be_false: tuple[str, ...] = ()
-    """Options of the architecture that add biases."""
+    """Options of the architecture that add biases, or (in mlx-lm) pair the rotated values otherwise."""
 
 
 # Defaults as in transformers 5.24; tie_word_embeddings is false in all three.
 _ARCHITECTURES = {
-    "llama": _Architecture("LlamaForCausalLM", must_be_false=("attention_bias", "mlp_bias")),
-    "qwen2": _Architecture("Qwen2ForCausalLM", qkv_bias=True),
+    "llama": _Architecture("LlamaForCausalLM", must_be_false=("attention_bias", "mlp_bias", "rope_traditional")),
+    "qwen2": _Architecture("Qwen2ForCausalLM", qkv_bias=True, must_be_false=("rope_traditional",)),
     "qwen3": _Architecture("Qwen3ForCausalLM", qk_norm=True, head_dim=128, must_be_false=("attention_bias",)),
 }
 _PARTS = {
@@ -151,7 +152,7 @@ def read_config(path: Path, config: Mapping[str, object]) -> ModelConfig:
 
 def _refuse_what_cannot_be_rewound(path: Path, values: ConfigValues, num_layers: int) -> None:
     if values.flag("use_sliding_window", False):
-        raise UnsupportedModelError(f"{path} {WINDOWED_LAYERS}: it can be neither target nor draft model")
+        raise not_rewindable(path, WINDOWED_LAYERS)
     layer_types = values.get("layer_types")
     if layer_types is None:
         return
@@ -160,7 +161,7 @@ def _refuse_what_cannot_be_rewound(path: Path, values: ConfigValues, num_layers:
     for layer_type in layer_types:
         reason = _LAYER_REASONS.get(layer_type) if isinstance(layer_type, str) else None
         if reason is not None:
-            raise UnsupportedModelError(f"{path} {reason}: it can be neither target nor draft model")
+            raise not_rewindable(path, reason)
         if layer_type != "full_attention":
             raise UnsupportedModelError(
                 f"{path} has layers of the type {brief(layer_type)}; supported is full_attention"

@@ -23,6 +23,8 @@ def read_rope(path: Path, config: Mapping[str, object], head_dim: int) -> tuple[
     """
     values = ConfigValues(f"{path}: the rope parameter", _gathered(path, config))
     rope_type = values.get("rope_type", "default")
+    if values.get("rope_type") is None and values.get("factor") is not None:
+        raise values.fail("rope_type", "there beside 'factor', or there is no telling how it scales")
     if rope_type not in ("default", "llama3"):
         raise UnsupportedModelError(f"{path} has the rope type {brief(rope_type)}; supported are default and llama3")
     if values.get("partial_rotary_factor", 1.0) != 1:
