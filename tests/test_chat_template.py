@@ -462,6 +462,8 @@ def test_ours_needs_no_streams(redirect: str) -> None:
 @POSIX
 def test_ctrl_c_at_the_terminal_does_not_reach_it() -> None:
     run_program(
+        # A shell starts what it runs in the background with the signal ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "first = template('a'); render(first)\n"
         "try:\n"
         "    os.killpg(0, signal.SIGINT)\n"

@@ -52,7 +52,7 @@ class ChatTemplate:
         )
         if "unused" in answer:
             raise ChatTemplateError(
-                "this model's chat template has no thinking switch (it never reads enable_thinking)"
+                "this model's chat template has no thinking switch (it never reads enable_thinking): do not ask for it"
             )
         if "error" in answer:
             raise ChatTemplateError(f"the model's chat template failed: {answer['error']}")
