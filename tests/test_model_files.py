@@ -66,11 +66,11 @@ def write_model(path: Path, architecture: str, kind: str, *, noise: float = 0.0,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_speculative_answer_is_plains_whatever_the_files(tmp_path: Path, architecture: str, kind: str) -> None:
-    model, tokenizer = pilotfish.load(write_model(tmp_path / "target", architecture, kind))
+    model, tokenizer = pilotfish.load(write_model(tmp_path / "target", architecture, kind), threads=1)
     # The blocks of K types take no noise: another seed makes a draft model that agrees only now and then.
     other = {"seed": 9} if kind.split()[1] in K_TYPES else {"noise": 0.04}
     draft = write_model(tmp_path / "draft", architecture, kind, **other)
-    draft_model, draft_tokenizer = pilotfish.load(draft)
+    draft_model, draft_tokenizer = pilotfish.load(draft, threads=1)
     token_ids = tokenizer.encode(PROMPT, add_special_tokens=True)
     expected, _ = recompute(model_next(model), token_ids, NUM_TOKENS, tokenizer.eos_token_ids)
     sampling = SamplingParams(max_tokens=NUM_TOKENS)
@@ -87,7 +87,7 @@ def test_speculative_answer_is_plains_whatever_the_files(tmp_path: Path, archite
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_file_and_a_folder_of_one_model_say_the_same_and_make_a_pair(tmp_path: Path, architecture: str) -> None:
     file, folder = (
-        pilotfish.load(write_model(tmp_path / kind.split()[0], architecture, kind))
+        pilotfish.load(write_model(tmp_path / kind.split()[0], architecture, kind), threads=1)
         for kind in ("GGUF F32", "folder F32")
     )
     sampling = SamplingParams(max_tokens=NUM_TOKENS)
