@@ -246,11 +246,19 @@ def test_a_tensor_too_many_is_named(refusal: Callable[..., PilotfishError], arch
     assert f"'{name}'" in str(error)
 
 
+@pytest.mark.parametrize("architecture", ["llama"], indirect=True)
 def test_factors_of_the_rotary_frequencies_are_read(read: Read, architecture: str) -> None:
     config = tiny_config(architecture, rope_factors=ROPE_FACTORS)
     assert read(config=config)[0] == config
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"], indirect=True)
+def test_only_a_llama_has_factors(refusal: Callable[..., PilotfishError], architecture: str) -> None:
+    tensors = tiny_tensors(tiny_config(architecture, rope_factors=ROPE_FACTORS))
+    assert "'rope_freqs.weight'" in str(refusal(UnsupportedModelError, tensors=tensors))
+
+
+@pytest.mark.parametrize("architecture", ["llama"], indirect=True)
 @pytest.mark.parametrize(
     "factors",
     [[1.0] * 7, [1.0] * 9, [*[1.0] * 7, 0.0], [*[1.0] * 7, -2.0], [*[1.0] * 7, math.nan], [math.inf] * 8, [[1.0] * 8]],
@@ -264,6 +272,7 @@ def test_factors_that_cannot_be_are_refused(
     assert "rotary" in str(error) or "rope_freqs.weight" in str(error)
 
 
+@pytest.mark.parametrize("architecture", ["llama"], indirect=True)
 def test_factors_are_not_read_before_they_are_counted(
     refusal: Callable[..., PilotfishError], architecture: str
 ) -> None:

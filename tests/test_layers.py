@@ -29,7 +29,7 @@ ALLOWED = {
     "files": {"errors"},
     "json_files": {"errors", "files"},
     "formats": {"errors", "config", "types", "files", "json_files"},
-    "tokenizer": {"errors", "config", "types", "json_files"},
+    "tokenizer": {"errors", "config", "types", "files", "json_files"},
     "ops": {"errors", "config", "types"},
     "kvcache": {"errors", "config", "types", "ops"},
     "model": {"errors", "config", "types", "ops", "kvcache"},

@@ -24,7 +24,7 @@ from tokenizer_folders import write_folder as write_tokenizer
 
 import pilotfish
 from pilotfish import DraftModelDrafter, SamplingParams, check_pair
-from pilotfish.errors import UnsupportedModelError
+from pilotfish.errors import TokenizerError, UnsupportedModelError
 
 PROMPT = "the end of the line and then"
 NUM_TOKENS = 24
@@ -98,6 +98,18 @@ def test_a_file_and_a_folder_of_one_model_say_the_same_and_make_a_pair(tmp_path:
         found = pilotfish.generate(model, tokenizer, PROMPT, drafter=drafter, proposal_length=4, sampling=sampling)
         assert found.token_ids == answers[0].token_ids
         assert found.stats.num_accepted_tokens == found.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("kind", ["GGUF F32", "folder F32"])
+def test_an_error_about_a_tokenizer_says_of_which_model(tmp_path: Path, kind: str) -> None:
+    path = write_model(tmp_path / "target", "qwen3", kind)
+    if path.is_dir():
+        (path / "generation_config.json").write_text('{"eos_token_id": -1}')
+    else:
+        config, metadata = tiny_config("qwen3", vocab_size=640, **WIDE), tiny_gguf("qwen2")
+        path = write_tiny_model(path, config=config, metadata=metadata | {"tokenizer.ggml.eos_token_id": 700})
+    with pytest.raises(TokenizerError, match=rf"^{path}: .*eos_token_id"):
+        pilotfish.load(path)
 
 
 @pytest.mark.parametrize("kind", ["GGUF F32", "folder F32"])

@@ -127,7 +127,6 @@ def test_tiny_models_give_the_logits_of_transformers(
         {"num_heads": 1, "num_kv_heads": 1, "head_dim": 64},
         {"rope_theta": 1e6},
         {"rope_theta": 100.0},
-        {"rope_factors": ROPE_FACTORS},
         {"rms_norm_eps": 0.5},
         {"num_layers": 5},
     ],
@@ -138,6 +137,10 @@ def test_every_size_and_constant_reaches_the_forward(
     tmp_path: Path, architecture: str, changes: dict[str, Any]
 ) -> None:
     check_tiny(tmp_path, tiny_config(architecture, **changes), output="untied")
+
+
+def test_rotary_factors_reach_the_forward(tmp_path: Path) -> None:
+    check_tiny(tmp_path, tiny_config("llama", rope_factors=ROPE_FACTORS), output="untied")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from pilotfish import catalog
-from pilotfish.errors import ModelNotFoundError, OptionError, UnsupportedModelError
+from pilotfish.errors import ModelNotFoundError, OptionError, TokenizerError, UnsupportedModelError
 from pilotfish.formats.gguf import GGUFFile
 from pilotfish.formats.gguf_model import read_model
 from pilotfish.formats.hf_model import read_folder
@@ -36,16 +37,24 @@ def load(
     path = find_model(model, progress)
     if path.is_dir():
         config, tensors = read_folder(path)
-        tokenizer = Tokenizer.from_folder(path)
+        tokenizer = _made_from(path, lambda: Tokenizer.from_folder(path))
     else:
         file = GGUFFile.open(path)
         config, tensors = read_model(file)
-        tokenizer = Tokenizer.from_gguf_metadata(file.metadata)
+        tokenizer = _made_from(path, lambda: Tokenizer.from_gguf_metadata(file.metadata))
     if tokenizer.vocab_size > config.vocab_size:
         raise UnsupportedModelError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} ids, the embedding only {config.vocab_size} rows"
         )
     return Transformer(config, tensors, tokenizer.vocab_size, tokenizer.padding_token_ids, backend), tokenizer
+
+
+def _made_from(path: Path, make: Callable[[], Tokenizer]) -> Tokenizer:
+    """The tokenizer; where it cannot be made, the error says of which model: there are two in a pair."""
+    try:
+        return make()
+    except (TokenizerError, UnsupportedModelError) as error:
+        raise type(error)(f"{path}: {error}") from None
 
 
 def find_model(model: str | Path, progress: catalog.Progress | None = None) -> Path:

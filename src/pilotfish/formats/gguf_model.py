@@ -28,12 +28,14 @@ from pilotfish.types import RawTensor, WeightType
 class _Architecture:
     qkv_bias: bool = False
     qk_norm: bool = False
+    rope_factors: bool = False
+    """Whether a file may have factors for the rotary frequencies (Llama 3's)."""
     permuted_qk: bool = False
     """Whether the converter stored q and k rows in the order of interleaved rotary pairs (it does so for llama)."""
 
 
 _ARCHITECTURES = {
-    "llama": _Architecture(permuted_qk=True),
+    "llama": _Architecture(rope_factors=True, permuted_qk=True),
     "qwen2": _Architecture(qkv_bias=True),
     "qwen3": _Architecture(qk_norm=True),
 }
@@ -68,7 +70,8 @@ def read_model(file: GGUFFile) -> tuple[ModelConfig, dict[str, RawTensor]]:
     check_architecture(file.path, name, _ARCHITECTURES)
     architecture = _ARCHITECTURES[str(name)]
     config = _Config(file, str(name)).read(architecture)
-    tensors = {tensor_name: file.tensor(tensor_name) for tensor_name in file.tensor_names - {_ROPE_FACTORS}}
+    not_weights = {_ROPE_FACTORS} if architecture.rope_factors else set()
+    tensors = {tensor_name: file.tensor(tensor_name) for tensor_name in file.tensor_names - not_weights}
     check_tensors(file.path, {tensor_name: raw.shape for tensor_name, raw in tensors.items()}, config)
     if architecture.permuted_qk:
         for tensor_name, raw in tensors.items():
@@ -163,5 +166,5 @@ class _Config:
             rope_theta=self.positive("rope.freq_base", 10000.0),
             qkv_bias=architecture.qkv_bias,
             qk_norm=architecture.qk_norm,
-            rope_factors=self.rope_factors(head_dim),
+            rope_factors=self.rope_factors(head_dim) if architecture.rope_factors else None,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pilotfish.errors import FormatError, ModelNotFoundError, brief
@@ -16,7 +17,7 @@ def read_weights(folder: Path) -> dict[str, StoredTensor]:
     not looked at. Raises `ModelNotFoundError` where there is neither, and `FormatError` for an index that does not
     describe its shards exactly, or a shard that is missing or unsound.
     """
-    if (folder / SINGLE_FILE).is_file():
+    if os.path.lexists(folder / SINGLE_FILE):  # one that cannot be read is no reason to take another
         return read_safetensors(folder / SINGLE_FILE)
     if not (folder / INDEX_FILE).is_file():
         raise ModelNotFoundError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")

@@ -50,7 +50,7 @@ class TemplateProcess:
             raise ChatTemplateError(f"the messages hold something that JSON does not have: {error}") from None
         with self._lock:
             try:
-                if self._process is None:
+                if self._process is None or self._process.poll() is not None:
                     self._process = self._start()
                 return self._exchange(self._process, line)
             except BaseException:  # Ctrl-C as well: a late answer must not be taken for that to the next request
