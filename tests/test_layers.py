@@ -14,7 +14,7 @@ import pilotfish
 PACKAGE = Path(pilotfish.__file__).parent
 FACES = {"bench": 6, "server": 7, "cli": 8}
 LAYERS = {
-    "errors": 0, "config": 0, "types": 0, "json_files": 0,
+    "errors": 0, "config": 0, "sampling_params": 0, "types": 0, "json_files": 0,
     "formats": 1, "tokenizer": 1, "ops": 1,
     "kvcache": 2, "model": 2,
     "drafters": 3, "verify": 3, "loading": 3, "catalog": 3,
@@ -25,11 +25,12 @@ LAYERS = {
 ALLOWED = {
     "errors": set(),
     "config": set(),
-    "types": {"errors", "config"},
+    "sampling_params": {"errors"},
+    "types": {"errors", "config", "sampling_params"},
     "json_files": {"errors"},
     "formats": {"errors", "config", "types", "json_files"},
     "tokenizer": {"errors", "config", "types", "json_files"},
-    "ops": {"errors", "config", "types"},
+    "ops": {"errors", "config", "sampling_params", "types"},
     "kvcache": {"errors", "config", "types", "ops"},
     "model": {"errors", "config", "types", "ops", "kvcache"},
     "verify": {"errors", "config", "types", "ops"},
@@ -38,7 +39,7 @@ ALLOWED = {
     "server": {"", "catalog", "config", "errors", "types"},
     "cli": {"", "catalog", "config", "errors", "types", "bench", "server"},
 }
-WITHOUT_TORCH = ("errors", "config", "types", "json_files", "formats", "tokenizer", "catalog", "cli")
+WITHOUT_TORCH = ("errors", "config", "sampling_params", "types", "json_files", "formats", "tokenizer", "catalog", "cli")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
