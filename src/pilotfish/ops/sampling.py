@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -97,8 +98,7 @@ def process_logits(
     goes_on = history.num_output_tokens + len(draft_token_ids) < sampling.min_tokens
     if not (sampling.logit_bias or penalised or goes_on):
         return logits
-    logits = logits.clone()
-    x = logits.numpy()
+    x = logits.numpy().copy()  # torch would wake its threads for this
     for token_id, bias in dict(sampling.logit_bias).items():
         x[token_id] += np.float32(bias)
     if penalised:
@@ -108,7 +108,7 @@ def process_logits(
         x[token_ids] = values - frequency * counts.astype(np.float32) - presence * (counts > 0).astype(np.float32)
     if goes_on:
         x[list(end_token_ids)] = -np.inf
-    return logits
+    return torch.from_numpy(x)
 
 
 def noise_key(seed: int, answer: int = 0) -> int:
