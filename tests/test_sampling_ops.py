@@ -68,12 +68,12 @@ def rows(draw: st.DrawFn) -> Tensor:
     return torch.from_numpy(x.astype(np.float32))
 
 
-TEMPERATURES = st.sampled_from([5e-324, 1e-300, 1e-9, 0.1, 0.7, 1.0, 1.5, 100.0])
+# Each filter is off as often as on: only then all that the others leave is seen.
 FILTERS = st.tuples(
-    TEMPERATURES,
-    st.sampled_from([0, 1, 2, 3, 16, 40, 78, 100, 1000, 10**6]),
-    st.sampled_from([1.0, 1 - 2**-53, 0.999, 0.95, 0.5, 0.1, 1e-9, 5e-324]),
-    st.sampled_from([0.0, 1e-300, 0.01, 0.1, 0.5, 1.0]),
+    st.sampled_from([5e-324, 1e-300, 1e-9, 0.1, 0.7, 1.0, 1.5, 100.0]),
+    st.just(0) | st.sampled_from([1, 2, 3, 16, 40, 78, 100, 1000, 10**6]),
+    st.just(1.0) | st.sampled_from([1 - 2**-53, 0.999, 0.95, 0.5, 0.1, 1e-9, 5e-324]),
+    st.just(0.0) | st.sampled_from([1e-300, 0.01, 0.1, 0.5, 1.0]),
 )
 
 
