@@ -1,6 +1,6 @@
 // The passes over a whole vocabulary that sampling needs; what is selected in between stands in sampling.h.
 //
-// The loops over sixteen values are plain scalar code without branches, which compilers turn into each variant's vectors.
+// The loops over a part are plain scalar code without branches, which compilers turn into each variant's vectors.
 
 #include "float64.h"
 
@@ -16,14 +16,15 @@ bool part_maxima(const float* x, int64_t size, float* maxima) {
 }
 
 double weigh(const float* x, int64_t size, const Temperature& temperature, double* weights) {
-  alignas(64) double lanes[kLanes] = {};
-  for (int64_t i = 0; i < size; i += kLanes) {
-    alignas(64) float values[kLanes];
-    alignas(64) double block[kLanes];
-    f32_store(values, f32_load_up_to(x + i, size - i, -__builtin_inff()));
-    for (int lane = 0; lane < kLanes; lane++) block[lane] = weight(temperature, values[lane]);
-    for (int lane = 0; lane < kLanes; lane++) lanes[lane] += block[lane];
-    if (weights != nullptr) std::memcpy(weights + i, block, (size - i < kLanes ? size - i : kLanes) * sizeof(double));
+  alignas(64) double lanes[kLanes] = {}, block[kPart];
+  for (int64_t start = 0; start < size; start += kPart) {
+    const int64_t length = size - start < kPart ? size - start : kPart;
+    if (length < kPart) std::memset(block, 0, sizeof block);  // adds nothing to the lanes
+    for (int64_t i = 0; i < length; i++) block[i] = weight(temperature, x[start + i]);
+    for (int i = 0; i < kPart; i += kLanes) {
+      for (int lane = 0; lane < kLanes; lane++) lanes[lane] += block[i + lane];
+    }
+    if (weights != nullptr) std::memcpy(weights + start, block, length * sizeof(double));
   }
   return fold_lanes(lanes);
 }

@@ -149,6 +149,15 @@ def test_a_whole_vocabulary_gives_the_same_bits(filters: tuple) -> None:
             assert backend.gumbel_argmax(found, stream) == sampling_reference.gumbel_argmax(expected, stream)
 
 
+def test_the_kernels_pass_over_no_id_that_wins_by_little() -> None:
+    """Of so many draws dozens are decided by a part in a hundred."""
+    probs = np.random.default_rng(0).dirichlet(np.full(300, 0.5))
+    distribution = Distribution(np.arange(300, dtype=np.int32), np.maximum(probs, 1e-300))
+    for stream in range(5000):
+        expected = sampling_reference.gumbel_argmax(distribution, stream)
+        assert {backend.gumbel_argmax(distribution, stream) for backend in NATIVE} == {expected}
+
+
 @pytest.mark.parametrize("size", [1, 5, 64, 1000])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_row_that_is_not_sound_gives_nothing(size: int, value: float) -> None:
