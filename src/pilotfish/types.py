@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pilotfish.errors import OptionError
+from pilotfish.sampling_params import SamplingParams as SamplingParams
 
 if TYPE_CHECKING:
     import numpy
@@ -76,23 +77,6 @@ class RawTensor:
     bytes lie otherwise in the file."""
     evict: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
     """Gives back the memory that `read` took of the map; who looks at it again reads the file again."""
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How tokens are chosen and when a request ends. Only greedy decoding exists so far: `temperature` is 0."""
-
-    temperature: float = 0.0
-    max_tokens: int | None = None
-    """Most output tokens, EOS included; None leaves it to EOS and the context length."""
-
-    def __post_init__(self) -> None:
-        if self.temperature != 0:
-            raise OptionError(
-                f"temperature must be 0 (greedy), the only choice in this version; got {self.temperature}"
-            )
-        if self.max_tokens is not None:
-            check_count("max_tokens", self.max_tokens)
 
 
 def check_count(name: str, value: object) -> int:
