@@ -33,8 +33,7 @@ from pilotfish.ops.backend import (
 )
 from pilotfish.ops.cores import num_usable_cores
 from pilotfish.ops.reference import ReferenceBackend, dense, raw_bytes
-from pilotfish.ops.sampling_reference import Distribution
-from pilotfish.types import RawTensor, WeightType
+from pilotfish.types import Distribution, RawTensor, WeightType
 
 # The number each type has in csrc/kernels.h, which names them in the same order.
 _TYPES = {weight_type: number for number, weight_type in enumerate(WeightType)}

@@ -17,7 +17,7 @@ The edits are float32, as in transformers; from the temperature on all is float6
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
@@ -27,10 +27,11 @@ from torch import Tensor
 
 from pilotfish.errors import NonFiniteLogitsError, OptionError
 from pilotfish.ops import native, reference, sampling_reference
-from pilotfish.ops.sampling_reference import Distribution as Distribution
 from pilotfish.ops.sampling_reference import hash_word
-from pilotfish.ops.token_history import TokenHistory as TokenHistory
 from pilotfish.sampling_params import SamplingParams
+from pilotfish.token_history import TokenHistory as TokenHistory
+from pilotfish.types import Distribution as Distribution
+from pilotfish.types import TokenLogprobs as TokenLogprobs
 
 
 class SamplingOps(Protocol):
@@ -69,19 +70,32 @@ def distributions(
     for name, token_ids in (("logit_bias", biases), ("end_token_ids", end_token_ids)):
         if any(not 0 <= token_id < vocab_size for token_id in token_ids):
             raise OptionError(f"{name} has an id that is not below the vocabulary's size, {vocab_size}: {token_ids}")
+    return (
+        next_distribution(logits[row], sampling, history, draft_token_ids[:row], end_token_ids, row)
+        for row in range(num_rows)
+    )
+
+
+def next_distribution(
+    logits: Tensor,
+    sampling: SamplingParams,
+    history: TokenHistory,
+    draft_token_ids: Sequence[int],
+    end_token_ids: Collection[int],
+    row: int = 0,
+) -> Distribution:
+    """What may be drawn after `history` and all of some draft tokens, from one row of logits, float32 [vocab_size].
+
+    Raises `NonFiniteLogitsError`, which names `row`, as `distributions` does.
+    """
     arguments = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     if sampling.is_greedy:
         arguments = (1.0, 1, 1.0, 0.0)
-
-    def rows() -> Iterator[Distribution]:
-        for row in range(num_rows):
-            edited = process_logits(logits[row], sampling, history, draft_token_ids[:row], end_token_ids)
-            found = _ops().distribution(edited, *arguments)
-            if found is None:
-                raise NonFiniteLogitsError(row)
-            yield found
-
-    return rows()
+    edited = process_logits(logits, sampling, history, draft_token_ids, end_token_ids)
+    found = _ops().distribution(edited, *arguments)
+    if found is None:
+        raise NonFiniteLogitsError(row)
+    return found
 
 
 def process_logits(
@@ -116,6 +130,34 @@ def noise_key(seed: int, answer: int = 0) -> int:
     return hash_word(hash_word(0, seed), answer)
 
 
+class NoisePurpose(IntEnum):
+    """What rejection sampling draws for; each purpose has a key of its own, so the draws are independent."""
+
+    ACCEPTANCE = 1
+    RECOVERY = 2
+    DRAFT = 3
+
+
+def purpose_key(key: int, purpose: NoisePurpose) -> int:
+    """The key of all draws for one purpose under an answer's key."""
+    return hash_word(key, purpose)
+
+
+def draft_key(key: int, num_tokens: int) -> int:
+    """The key for a drafter's draws in the step that starts behind `num_tokens` tokens, under an answer's key.
+
+    Each step has its own: a position that is drafted for again gets fresh noise, so that nothing anybody made of the
+    draft before can lean on it.
+    """
+    return hash_word(purpose_key(key, NoisePurpose.DRAFT), num_tokens)
+
+
+def uniform(key: int, position: int) -> float:
+    """A number above 0 and below 1 that depends on key and position and on nothing else."""
+    stream = hash_word(key, position)
+    return float(sampling_reference.uniform(stream, np.zeros(1, np.uint64))[0])
+
+
 def gumbel_argmax(distribution: Distribution, key: int, position: int) -> int:
     """Draws an id with noise that depends on key, position and id and on nothing else.
 
@@ -126,15 +168,6 @@ def gumbel_argmax(distribution: Distribution, key: int, position: int) -> int:
     only where they might win.
     """
     return _ops().gumbel_argmax(distribution, hash_word(key, position))
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """The log-probability of a token, and the likeliest ids with theirs, the likeliest first; all of raw logits."""
-
-    logprob: float
-    top_token_ids: tuple[int, ...]
-    top_logprobs: tuple[float, ...]
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:

@@ -7,12 +7,13 @@ id. Nothing is fused, and exponential and logarithm are polynomials of our own; 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from pilotfish.types import Distribution
 
 Floats: TypeAlias = NDArray[np.float64]
 Words: TypeAlias = NDArray[np.uint64]
@@ -23,24 +24,6 @@ _SMALLEST_EXPONENT = -650.0
 _SMALLEST_TEMPERATURE = 1e-300
 _SHIFT = 1.5 * 2.0**52  # added to a float64 it leaves an integer in its lower bits
 _WORD = (1 << 64) - 1
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """The ids that may be drawn, int32 [m] ascending, and their probabilities, float64 [m]; m is at least 1.
-
-    Probabilities are above zero and add up to 1. Raises `ValueError` for arrays of other types, or not of one length.
-    """
-
-    token_ids: NDArray[np.int32]
-    probs: Floats
-
-    def __post_init__(self) -> None:
-        for name, array, dtype in (("token_ids", self.token_ids, np.int32), ("probs", self.probs, np.float64)):
-            if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
-                raise ValueError(f"a distribution's {name} must be contiguous {dtype.__name__} [m], got {array.dtype}")
-        if not 0 < len(self.token_ids) == len(self.probs):
-            raise ValueError(f"a distribution of {len(self.token_ids)} ids has {len(self.probs)} probabilities")
 
 
 def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Distribution | None:
