@@ -28,7 +28,8 @@ from pilotfish.verify import (
 )
 
 FALSE_ALARM = 1e-6
-NUM_DRAWS = 100_000
+NUM_DRAWS = 10_000
+MANY_DRAWS = 100_000
 START = 5
 """Tokens before the draft."""
 
@@ -141,11 +142,14 @@ def p_value(token_ids: Sequence[int], probs: Sequence[float]) -> float:
     return float(stats.chisquare(counts[possible], expected[possible] * counts.sum() / expected.sum()).pvalue)
 
 
+@pytest.mark.parametrize("num_draws", [NUM_DRAWS, pytest.param(MANY_DRAWS, marks=pytest.mark.full)])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", TABLES)
-def test_tokens_have_the_targets_law_and_drafts_are_accepted_as_often_as_they_should(name: str, rule: str) -> None:
+def test_tokens_have_the_targets_law_and_drafts_are_accepted_as_often_as_they_should(
+    name: str, rule: str, num_draws: int
+) -> None:
     tables = TABLES[name]
-    found = outcomes(tables, rule)
+    found = outcomes(tables, rule, num_draws)
     assert p_value(first_tokens(found), tables.p) > FALSE_ALARM
     accepted = [(draft, outcome) for draft, outcome in found if outcome.num_accepted_tokens]
     assert all(outcome.next_kind == ("bonus" if outcome.num_accepted_tokens else "recovered") for _, outcome in found)
@@ -167,7 +171,7 @@ def test_tokens_have_the_targets_law_and_drafts_are_accepted_as_often_as_they_sh
 
 
 def law_fails(tables: Tables, rule: str, **options: object) -> bool:
-    found = outcomes(tables, rule, 20_000, **options)  # type: ignore[arg-type]
+    found = outcomes(tables, rule, NUM_DRAWS, **options)  # type: ignore[arg-type]
     bonus = [outcome.next_token_id for _, outcome in found if outcome.next_kind == "bonus"]
     return p_value(first_tokens(found), tables.p) < FALSE_ALARM or p_value(bonus, AFTER) < FALSE_ALARM
 
@@ -214,7 +218,7 @@ def test_mutant_a_drawn_token_dropped_for_its_low_q() -> None:
     """p = q = (0.6, 0.4), dropped below 0.5: the likelier token comes with 0.6 + 0.4 * 0.6 = 0.84."""
     verifier, tables = RejectionVerifier(), TABLES["equal"]
     q, logits, found = distribution(tables.q), rows(tables.p, AFTER), []
-    for seed in range(20_000):
+    for seed in range(NUM_DRAWS):
         sequence = Seen(seed)
         draft = own_draft(q, sequence.noise_key)
         if rejection.prob_of(q, draft.token_ids[0]) < 0.5:

@@ -39,7 +39,7 @@ ALLOWED = {
     "catalog": {"errors", "config", "types", "formats.safetensors_index"},
     "bench": {"", "catalog", "config", "errors", "types", "model.calibrate"},
     "server": {"", "catalog", "config", "errors", "types"},
-    "cli": {"", "catalog", "config", "errors", "types", "bench", "server"},
+    "cli": {"", "catalog", "config", "errors", "sampling_params", "types", "bench", "server"},
 }
 WITHOUT_TORCH = (
     "errors", "config", "sampling_params", "token_history", "types", "files", "json_files", "formats", "tokenizer",

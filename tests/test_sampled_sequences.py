@@ -8,7 +8,8 @@ anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,20 +19,24 @@ from scipy import stats
 
 from pilotfish.decode import FixedLength, SequenceState, step
 from pilotfish.drafters import Drafter, DraftModelDrafter, SingleSequenceDrafter, draft_model
-from pilotfish.kvcache import PagedCache
+from pilotfish.kvcache import PagedCache, PagePool
 from pilotfish.ops import sampling as sampling_ops
 from pilotfish.tokenizer import check_pair
 from pilotfish.types import Draft, DraftRequest, SamplingParams
-from pilotfish.verify import MatchingVerifier, RejectionVerifier, RequestVerifier, Verifier, matching, rejection
+from pilotfish.verify import RequestVerifier, rejection
 
 FALSE_ALARM = 1e-6
 PROMPT = [1, 2]
 EOS = 3
 VOCAB_SIZE = 4
-PAIR = check_pair(byte_tokenizer(), byte_tokenizer())
+TOKENIZER = byte_tokenizer()
+PAIR = check_pair(TOKENIZER, TOKENIZER)
 
 TARGET = [(0.5, 0.3, 0.15, 0.05), (0.1, 0.1, 0.6, 0.2), (0.3, 0.3, 0.3, 0.1)]
 DRAFT = [(0.2, 0.3, 0.3, 0.2), (0.3, 0.05, 0.6, 0.05), (0.05, 0.05, 0.3, 0.6)]
+
+
+Table = Callable[[Sequence[int]], Sequence[float]]
 
 
 def target_table(prefix: Sequence[int]) -> tuple[float, ...]:
@@ -85,29 +90,16 @@ def joint_law(options: SamplingParams, output: tuple[int, ...] = ()) -> Iterator
 # -- the law of the real step ----------------------------------------------------------------------------------------
 
 
-def outputs(
-    options: SamplingParams, drafter: Drafter | None, k: int, num_outputs: int, verifier: Verifier
-) -> list[tuple[int, ...]]:
+def outputs(options: SamplingParams, drafter: Drafter | None, k: int, num_outputs: int) -> list[tuple[int, ...]]:
     """Outputs of as many requests that differ in their seed, 100 in a batch."""
     model = TableModel(target_table, VOCAB_SIZE)
-    pool = ShuffledPool(model.config, 400, 4)
+    pool = ShuffledPool(model.config, 1000, 4)
     drafters = [drafter] if drafter else []
     found = []
     for first in range(0, num_outputs, 100):
-        sequences = [
-            SequenceState(
-                str(seed),
-                list(PROMPT),
-                PagedCache(pool, 64),
-                replace(options, seed=seed),
-                frozenset({EOS}),
-                64,
-                byte_tokenizer_once.detokenizer(),
-            )
-            for seed in range(first, first + 100)
-        ]
+        sequences = [new_sequence(options, seed, pool) for seed in range(first, first + 100)]
         while any(sequence.finish_reason is None for sequence in sequences):
-            step(sequences, model, drafters, verifier, FixedLength(drafter, k), max_num_batched_tokens=1000)
+            step(sequences, model, drafters, RequestVerifier(), FixedLength(drafter, k), max_num_batched_tokens=1000)
         for sequence in sequences:
             found.append(tuple(sequence.token_ids[len(PROMPT) :]))
             sequence.cache.release()
@@ -117,7 +109,10 @@ def outputs(
     return found
 
 
-byte_tokenizer_once = byte_tokenizer()
+def new_sequence(options: SamplingParams, seed: int, pool: PagePool) -> SequenceState:
+    options = replace(options, seed=seed)
+    cache = PagedCache(pool, 64)
+    return SequenceState(str(seed), list(PROMPT), cache, options, frozenset({EOS}), 64, TOKENIZER.detokenizer())
 
 
 def p_value(found: Sequence[tuple[int, ...]], options: SamplingParams) -> float:
@@ -127,7 +122,8 @@ def p_value(found: Sequence[tuple[int, ...]], options: SamplingParams) -> float:
     if not law.keys() >= set(found):
         return 0.0
     expected = np.array([prob * len(found) for prob in law.values()])
-    counts = np.array([found.count(output) for output in law], float)
+    times = Counter(found)
+    counts = np.array([times[output] for output in law], float)
     small = expected < 5
     if small.any():
         counts, expected = (np.append(values[~small], values[small].sum()) for values in (counts, expected))
@@ -162,8 +158,14 @@ def make_drafter(name: str) -> tuple[Drafter | None, int]:
         return None, 0
     if name == "lookup":
         return Lookup(), 3
-    kind = OtherFilters if name == "other filters" else DraftModelDrafter
-    return kind(TableModel(table, VOCAB_SIZE), PAIR), 3
+    return draft_model_drafter(table, OtherFilters if name == "other filters" else DraftModelDrafter), 3
+
+
+def draft_model_drafter(table: Table, kind: type[DraftModelDrafter] = DraftModelDrafter) -> DraftModelDrafter:
+    """All its caches share a pool, so that a batch is one forward."""
+    model = TableModel(table, VOCAB_SIZE)
+    pool = ShuffledPool(model.config, 1000, 4)
+    return kind(model, PAIR, make_cache=lambda: PagedCache(pool, 64))
 
 
 OPTIONS = {
@@ -185,15 +187,17 @@ DRAFTERS = ("draft model", "other filters", "lookup", "twin")
 
 def check(options: SamplingParams, rule: str, name: str, num_outputs: int) -> None:
     drafter, k = make_drafter(name)
-    found = outputs(replace(options, acceptance=rule), drafter, k, num_outputs, RequestVerifier())
+    found = outputs(replace(options, acceptance=rule), drafter, k, num_outputs)
     assert p_value(found, options) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("rule", ["rejection", "matching"])
-@pytest.mark.parametrize("name", ["draft model", "other filters", "lookup"])
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [("plain", "lookup"), ("filters", "other filters"), ("penalties", "draft model"), ("penalties", "lookup")],
+)
 def test_outputs_have_the_joint_law(case: str, name: str, rule: str) -> None:
-    check(OPTIONS[case], rule, name, 5_000)
+    check(OPTIONS[case], rule, name, 3_000)
 
 
 @pytest.mark.full
@@ -206,30 +210,19 @@ def test_outputs_have_the_joint_law_in_many_draws(case: str, name: str, rule: st
 
 def test_a_seed_gives_the_same_outputs_with_every_drafter() -> None:
     options = replace(OPTIONS["penalties"], acceptance="matching")
-    plain = outputs(options, None, 0, 500, RequestVerifier())
+    plain = outputs(options, None, 0, 500)
     for name in DRAFTERS:
-        assert outputs(options, *make_drafter(name), 500, RequestVerifier()) == plain
+        assert outputs(options, *make_drafter(name), 500) == plain
 
 
 def test_a_twin_is_always_believed() -> None:
     """The same model and the same options: p = q, and with one noise the same draw; any rejection is bookkeeping."""
     for rule in ("rejection", "matching"):
         model = TableModel(target_table, VOCAB_SIZE)
-        drafter = DraftModelDrafter(TableModel(target_table, VOCAB_SIZE), PAIR)
+        drafter = draft_model_drafter(target_table)
         options = replace(OPTIONS["penalties"], acceptance=rule, max_tokens=30, logit_bias={EOS: -100.0})
         pool = ShuffledPool(model.config, 40, 4)
-        sequences = [
-            SequenceState(
-                str(seed),
-                list(PROMPT),
-                PagedCache(pool, 64),
-                replace(options, seed=seed),
-                frozenset({EOS}),
-                64,
-                byte_tokenizer_once.detokenizer(),
-            )
-            for seed in range(4)
-        ]
+        sequences = [new_sequence(options, seed, pool) for seed in range(4)]
         while any(sequence.finish_reason is None for sequence in sequences):
             step(sequences, model, [drafter], RequestVerifier(), FixedLength(drafter, 4), max_num_batched_tokens=100)
         for sequence in sequences:
@@ -239,51 +232,17 @@ def test_a_twin_is_always_believed() -> None:
 # -- the tests, tested -----------------------------------------------------------------------------------------------
 
 
-def law_fails(drafter: Drafter, rule: str, verifier: Verifier) -> bool:
-    options = OPTIONS["plain"]
-    return p_value(outputs(replace(options, acceptance=rule), drafter, 3, 4_000, verifier), options) < FALSE_ALARM
-
-
-def test_mutant_argmax_matching(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "gumbel_argmax", lambda found, *_: int(found.token_ids[found.probs.argmax()]))
-    assert law_fails(make_drafter("draft model")[0], "matching", MatchingVerifier())
+def law_fails(drafter: Drafter) -> bool:
+    options = replace(OPTIONS["plain"], acceptance="rejection")
+    return p_value(outputs(options, drafter, 3, 3_000), options) < FALSE_ALARM
 
 
 def test_mutant_shared_noise_in_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = draft_model_drafter(lambda prefix: (0.05, 0.2, 0.25, 0.5))
+    assert not law_fails(drafter)
     monkeypatch.setattr(rejection, "purpose_key", lambda key, purpose: key)
     monkeypatch.setattr(draft_model, "draft_key", lambda key, num_tokens: key)
-    assert law_fails(make_drafter("draft model")[0], "rejection", RejectionVerifier())
-
-
-def test_mutant_q_after_the_fact() -> None:
-    class Unfiltered(DraftModelDrafter):
-        """Draws the likeliest of two more often than it says."""
-
-        def propose(self, requests):
-            drafts = super().propose(requests)
-            cold = [replace(request, sampling=replace(request.sampling, temperature=0.3)) for request in requests]
-            for request in requests:
-                self.release(request.sequence.request_id)
-            return [
-                Draft(other.token_ids, draft.probs[:1] * len(other.token_ids)) if draft.probs else draft
-                for draft, other in zip(drafts, super().propose(cold), strict=True)
-            ]
-
-    drafter = Unfiltered(TableModel(lambda prefix: (0.3, 0.25, 0.25, 0.2), VOCAB_SIZE), PAIR)
-    assert law_fails(drafter, "rejection", RejectionVerifier())
-
-
-def test_mutant_bonus_from_q() -> None:
-    class BonusFromQ(RejectionVerifier):
-        def verify(self, sequence, draft, logits):
-            outcome = super().verify(sequence, draft, logits)
-            if outcome.next_kind != "bonus":
-                return outcome
-            token_id = sampling_ops.gumbel_argmax(draft.probs[-1], sequence.noise_key, len(sequence.token_ids) + 9)
-            return replace(outcome, next_token_id=token_id)
-
-    # The last token of the budget is never drafted, so that a bonus is there to be wrong.
-    assert law_fails(make_drafter("draft model")[0], "rejection", BonusFromQ())
+    assert law_fails(drafter)
 
 
 def test_mutant_drawn_token_dropped_for_low_q() -> None:
@@ -295,8 +254,8 @@ def test_mutant_drawn_token_dropped_for_low_q() -> None:
                 for draft in drafts
             ]
 
-    assert law_fails(Picky(TableModel(target_table, VOCAB_SIZE), PAIR), "rejection", RejectionVerifier())
-    assert not law_fails(make_drafter("twin")[0], "rejection", RejectionVerifier())
+    assert law_fails(draft_model_drafter(target_table, Picky))
+    assert not law_fails(make_drafter("twin")[0])
 
 
 def test_mutant_history_without_the_drafts_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,4 +268,4 @@ def test_mutant_history_without_the_drafts_before(monkeypatch: pytest.MonkeyPatc
         )
     )  # fmt: skip
     drafter, k = make_drafter("twin")
-    assert p_value(outputs(options, drafter, k, 4_000, RequestVerifier()), options) < FALSE_ALARM
+    assert p_value(outputs(options, drafter, k, 4_000), options) < FALSE_ALARM

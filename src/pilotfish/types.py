@@ -98,9 +98,11 @@ class Distribution:
     probs: numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 
     def __post_init__(self) -> None:
-        for name, array, dtype in (("token_ids", self.token_ids, "int32"), ("probs", self.probs, "float64")):
-            if array.dtype.name != dtype or array.ndim != 1 or not array.flags.c_contiguous:
-                raise ValueError(f"a distribution's {name} must be contiguous {dtype} [m], got {array.dtype}")
+        for name, array, kind, size in (("token_ids", self.token_ids, "i", 4), ("probs", self.probs, "f", 8)):
+            dtype = array.dtype
+            if (dtype.kind, dtype.itemsize) != (kind, size) or array.ndim != 1 or not array.flags.c_contiguous:
+                expected = f"contiguous {'int32' if kind == 'i' else 'float64'} [m]"
+                raise ValueError(f"a distribution's {name} must be {expected}, got {dtype} {list(array.shape)}")
         if not 0 < len(self.token_ids) == len(self.probs):
             raise ValueError(f"a distribution of {len(self.token_ids)} ids has {len(self.probs)} probabilities")
 

@@ -67,7 +67,8 @@ def draft_distribution(draft: Draft, row: int) -> Distribution:
     if draft.probs is None:
         return Distribution(np.array([token_id], np.int32), np.ones(1))
     q = draft.probs[row]
-    total, own = float(q.probs.sum()), prob_of(q, token_id)
+    with np.errstate(invalid="ignore"):  # not a number is an answer too
+        total, own = float(q.probs.sum()), prob_of(q, token_id)
     if not (abs(total - 1) < _SUM_TOLERANCE and own > 0):
         raise DrafterError(
             f"a drafter gave probabilities that its token {token_id} cannot have been drawn from: they add up to "
