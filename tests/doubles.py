@@ -122,13 +122,17 @@ class ScriptedModel:
 
 
 class TalkativeModel(ScriptedModel):
-    """A scripted model whose rows are not one-hot: random logits that depend on the whole prefix, in steps of 1/4 and
-    so with ties. Penalties, biases and filters change what it says; its law is no accident of one table."""
+    """A scripted model of few words, `ALPHABET` and `NO_EOS`, whose rows are not one-hot: random logits that depend on
+    the whole prefix, in halves and so with ties. Penalties, biases, bans and filters all change what it says."""
+
+    ALPHABET = tuple(b"abcd")
 
     def say(self, logits: Tensor, prefix: Sequence[int]) -> None:
         generator = torch.Generator().manual_seed(scripted_next(prefix, self.seed) + 256 * len(prefix))
-        logits[:] = (4 * torch.randn(len(logits), generator=generator)).round() / 2
-        logits[list(prefix[-3:])] += 3  # what was just said is likely again, so that penalties bite
+        words = [*self.ALPHABET, NO_EOS]
+        logits[:] = -10.0
+        logits[words] = (4 * torch.randn(len(words), generator=generator)).round() / 2
+        logits[prefix[-1]] += 3  # what was just said is likely again, so that penalties bite
 
 
 class TableModel(ScriptedModel):
