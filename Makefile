@@ -37,7 +37,8 @@ test-sanitize: $(TEST_INSTALLED)
 	PYTHONPATH="$(SANITIZED):$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')" \
 	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 $(PYTHON) -S -m pytest --capture=sys tests/test_native.py tests/test_calibrate.py \
-	  tests/test_ops.py::test_log_sum_exp $(patsubst %,tests/test_ops.py::test_argmax_%,$(ARGMAX_TESTS))
+	  tests/test_sampling_ops.py tests/test_sampling_noise.py tests/test_ops.py::test_log_sum_exp \
+	  $(patsubst %,tests/test_ops.py::test_argmax_%,$(ARGMAX_TESTS))
 
 # The sdist, a wheel made from it, and what that wheel does in an environment with nothing else.
 package-test: $(TEST_INSTALLED)

@@ -5,6 +5,8 @@
 
 #include <math.h>  // sqrtf: std::sqrt is an inline function, and the linker would keep one copy for all variants
 
+#include "float64.h"
+
 namespace {
 
 // At most n values, the other lanes `fill`.
@@ -55,25 +57,6 @@ inline float exponential(float x) {
   alignas(64) float lanes[kLanes];
   f32_store(lanes, exponential(f32_set(x)));
   return lanes[0];
-}
-
-// ln x for normal x > 0, within some units in float64's last place: 2 atanh((m - 1) / (m + 1)) + n ln 2 where x = m 2^n
-// and m is near 1.
-inline double logarithm(double x) {
-  uint64_t bits;
-  std::memcpy(&bits, &x, 8);
-  int64_t n = static_cast<int64_t>(bits >> 52) - 1023;
-  bits = (bits & 0xfffffffffffffULL) | 0x3ff0000000000000ULL;
-  double m;
-  std::memcpy(&m, &bits, 8);
-  if (m > 1.4142135623730951) {
-    m *= 0.5;
-    n++;
-  }
-  const double z = (m - 1.0) / (m + 1.0), square = z * z;
-  double series = 0.0;
-  for (int i = 21; i >= 1; i -= 2) series = series * square + 1.0 / i;
-  return static_cast<double>(n) * 0.69314718055994531 + 2.0 * z * series;
 }
 
 inline f32x16 silu_mul(f32x16 gate, f32x16 up) {

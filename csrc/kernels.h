@@ -113,6 +113,13 @@ struct LayerCache {
   int32_t* filled;          // [num_pages]: slots written of each page
 };
 
+constexpr int64_t kPart = 64;  // logits whose largest is known: a search looks into few of these
+
+// How logits become likelihoods: (logit - largest) · inverse is the exponent.
+struct Temperature {
+  double largest, inverse;
+};
+
 struct Kernels {
   const char* name;
   // One row: x += delta where there is one, y = x / sqrt(mean(x²) + eps) · weight.
@@ -138,6 +145,12 @@ struct Kernels {
   // The first of the largest values; -1 where there is a NaN or nothing above -infinity.
   int64_t (*argmax)(const float* x, int64_t size);
   float (*log_sum_exp)(const float* x, int64_t size);
+  // The largest of each kPart values; false where there is a NaN.
+  bool (*part_maxima)(const float* x, int64_t size, float* maxima);
+  // The weights of all logits, stored where there is a place for them, and their sum over 16 lanes.
+  double (*weigh)(const float* x, int64_t size, const Temperature& temperature, double* weights);
+  // The place of the first largest log p + noise; see ops/noise.py.
+  int64_t (*gumbel_argmax)(const int32_t* token_ids, const double* probs, int64_t count, uint64_t stream);
   // What the machine can do; see probe.inl.
   int64_t (*dot_products)(int64_t iterations);
   int64_t (*read_memory)(const uint8_t* data, int64_t size);

@@ -48,6 +48,11 @@ NB_MODULE(_kernels, m) {
       .def("argmax", &Variant::argmax, nb::arg("x"), nb::arg("num_rows"), nb::arg("size"), free_gil)
       .def("log_sum_exp", &Variant::log_sum_exp, nb::arg("x"), nb::arg("num_rows"), nb::arg("size"), nb::arg("y"),
            free_gil)
+      .def("distribution", &Variant::distribution, nb::arg("x"), nb::arg("size"), nb::arg("temperature"),
+           nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("ids"), nb::arg("probs"), free_gil)
+      .def("largest", &Variant::largest, nb::arg("x"), nb::arg("size"), nb::arg("count"), nb::arg("ids"), free_gil)
+      .def("gumbel_argmax", &Variant::gumbel_argmax, nb::arg("ids"), nb::arg("probs"), nb::arg("count"),
+           nb::arg("stream"), free_gil)
       .def("dot_products", &Variant::dot_products, nb::arg("iterations"), free_gil)
       .def("read_memory", &Variant::read_memory, nb::arg("address"), nb::arg("size"), free_gil);
   nb::class_<HeadNorms>(m, "HeadNorms")

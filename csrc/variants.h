@@ -10,6 +10,7 @@
 
 #include "kernels.h"
 #include "runtime.h"
+#include "sampling.h"
 
 namespace {
 
@@ -80,6 +81,23 @@ struct Variant {
     for (int64_t row = 0; row < num_rows; row++) {
       pointer<float>(y)[row] = kernels->log_sum_exp(pointer<const float>(x) + row * size, size);
     }
+  }
+
+  int64_t distribution(uintptr_t x, int64_t size, double temperature, int64_t top_k, double top_p, double min_p,
+                       uintptr_t ids, uintptr_t probs) const {
+    const FloatMode mode;
+    return ::distribution(*kernels, pointer<const float>(x), size, temperature, top_k, top_p, min_p,
+                          pointer<int32_t>(ids), pointer<double>(probs));
+  }
+
+  int64_t largest(uintptr_t x, int64_t size, int64_t count, uintptr_t ids) const {
+    const FloatMode mode;
+    return ::largest(*kernels, pointer<const float>(x), size, count, pointer<int32_t>(ids));
+  }
+
+  int64_t gumbel_argmax(uintptr_t ids, uintptr_t probs, int64_t count, uint64_t stream) const {
+    const FloatMode mode;
+    return kernels->gumbel_argmax(pointer<const int32_t>(ids), pointer<const double>(probs), count, stream);
   }
 
   // Multiply-accumulates done, by all threads.

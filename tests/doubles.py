@@ -25,16 +25,16 @@ VOCAB_SIZE = 260
 NO_EOS = 256  # a control token that no scripted model ever says
 
 
-def scripted_config(context_length: int = 512) -> ModelConfig:
+def scripted_config(context_length: int = 512, vocab_size: int = VOCAB_SIZE, num_layers: int = 3) -> ModelConfig:
     return ModelConfig(
         architecture="scripted",
-        num_layers=3,
+        num_layers=num_layers,
         hidden_size=1,
         intermediate_size=1,
         num_heads=1,
         num_kv_heads=1,
         head_dim=2,
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         context_length=context_length,
         rms_norm_eps=1e-6,
         rope_theta=10000.0,
@@ -95,13 +95,16 @@ class ScriptedModel:
                 raise RuntimeError("injected fault in a forward")
             if layer != self.skip_layer:
                 write_layer(store, layer, batch.slot_mapping, k, v)
-        logits = torch.zeros(len(batch.logits_indices), VOCAB_SIZE)
+        logits = torch.zeros(len(batch.logits_indices), self.config.vocab_size)
         for row, index in enumerate(batch.logits_indices.tolist()):
-            prefix = self._read_back(batch, store, index)
-            logits[row, scripted_next(prefix, self.seed)] = 1.0
+            self.say(logits[row], self._read_back(batch, store, index))
         if self.nan_at == len(self.calls) - 1:
             logits.fill_(torch.nan)
         return logits
+
+    def say(self, logits: Tensor, prefix: Sequence[int]) -> None:
+        """Fills in one row, float32 [vocab_size] of zeros."""
+        logits[scripted_next(prefix, self.seed)] = 1.0
 
     def _read_back(self, batch: ForwardBatch, store: KVStore, row: int) -> list[int]:
         starts = batch.query_start_loc.tolist()
@@ -109,10 +112,40 @@ class ScriptedModel:
         length = int(batch.seq_lens[sequence]) - (starts[sequence + 1] - row) + 1
         pages = batch.page_table[sequence].tolist()
         slots = [pages[p // store.page_size] * store.page_size + p % store.page_size for p in range(length)]
-        layers = [tuple(side[slots, 0, 0].int().tolist() for side in layer_slots(store, layer)) for layer in range(3)]
+        layers = [
+            tuple(side[slots, 0, 0].int().tolist() for side in layer_slots(store, layer))
+            for layer in range(self.config.num_layers)
+        ]
         if any(layer != layers[0] for layer in layers) or layers[0][1] != list(range(length)):
             return [-1, *slots]  # a slip: this prefix gives a token that no honest run gives
         return list(layers[0][0])
+
+
+class TalkativeModel(ScriptedModel):
+    """A scripted model of few words, `ALPHABET` and `NO_EOS`, whose rows are not one-hot: random logits that depend on
+    the whole prefix, in halves and so with ties. Penalties, biases, bans and filters all change what it says."""
+
+    ALPHABET = tuple(b"abcd")
+
+    def say(self, logits: Tensor, prefix: Sequence[int]) -> None:
+        generator = torch.Generator().manual_seed(scripted_next(prefix, self.seed) + 256 * len(prefix))
+        words = [*self.ALPHABET, NO_EOS]
+        logits[:] = -10.0
+        logits[words] = (4 * torch.randn(len(words), generator=generator)).round() / 2
+        logits[prefix[-1]] += 3  # what was just said is likely again, so that penalties bite
+
+
+class TableModel(ScriptedModel):
+    """A tiny vocabulary with hand-set probabilities: `table` gives those that follow a prefix. So the law of whole
+    outputs is known exactly, and any slip of bookkeeping or of the acceptance rules shows in it."""
+
+    def __init__(self, table: Callable[[Sequence[int]], Sequence[float]], vocab_size: int) -> None:
+        super().__init__()
+        self.config = scripted_config(64, vocab_size, num_layers=1)
+        self.table = table
+
+    def say(self, logits: Tensor, prefix: Sequence[int]) -> None:
+        logits[:] = torch.tensor(self.table(prefix), dtype=torch.float64).log()
 
 
 class FakeClock:

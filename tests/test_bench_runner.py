@@ -165,18 +165,18 @@ def test_answers_are_those_of_generate_and_their_numbers_add_up(models) -> None:
     assert num_accepted > 0, "nothing was accepted: this pair tests nothing"
 
 
-class BrokenVerifier(pilotfish.engine.generation.GreedyVerifier):
+class BrokenVerifier(pilotfish.engine.generation.RequestVerifier):
     """Takes the first draft token's word for it wherever something was drafted."""
 
-    def verify(self, draft, logits) -> VerifyOutcome:
-        outcome = super().verify(draft, logits)
+    def verify(self, sequence, draft, logits) -> VerifyOutcome:
+        outcome = super().verify(sequence, draft, logits)
         if outcome.next_kind != "recovered" or outcome.num_accepted_tokens > 0:
             return outcome
         return VerifyOutcome(0, draft.token_ids[0], "recovered")
 
 
 def test_broken_verifier_is_caught_and_explained(models, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pilotfish.engine.generation, "GreedyVerifier", BrokenVerifier)
+    monkeypatch.setattr(pilotfish.engine.generation, "RequestVerifier", BrokenVerifier)
     launch = InThisProcess()
     artifact, _ = measured(models, launch, prompts=default_prompts()[:4])
     assert artifact.identical is False

@@ -43,6 +43,7 @@ def load_benchmark(name: str) -> ModuleType:
 accuracy = load_benchmark("accuracy")
 kernels = load_benchmark("kernels")
 random_models = load_benchmark("random_models")
+sampling = load_benchmark("sampling")
 
 REFERENCE = [[0.5, 0.25, 0.25], [0.75, 0.125, 0.125], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]
 OTHER = [[0.25, 0.5, 0.25], [0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]
@@ -301,6 +302,26 @@ def test_kernels_measures_a_pair_with_random_weights(monkeypatch: pytest.MonkeyP
         assert speedup == pytest.approx(tokens * report["t_ms"][1] / step)
     assert report["load_seconds"] > 0
     json.dumps(report)
+
+
+def test_sampling_holds_each_cost_against_a_forward_of_five_rows(tmp_path: Path) -> None:
+    model, tokenizer = pilotfish.load(write_tiny_model(tmp_path / "tiny.gguf"))
+    clock = FakeClock()
+
+    def second() -> float:
+        clock.now += 1
+        return clock.now
+
+    report = sampling.measure(model, tokenizer.encode("Some text, " * 9), 3, clock=second)
+    assert set(report["cost_ms"]) == set(report["share"]) > set(sampling.CHAINS)
+    assert set(report["cost_ms"].values()) == {1000.0}  # each measurement looks at the clock twice
+    assert all(share == pytest.approx(1000 / report["forward_ms"]) for share in report["share"].values())
+    assert all(len(counts) == 5 for counts in report["survivors"].values())
+    assert report["survivors"]["penalties, greedy"] == [1] * 5
+    assert report["survivors"]["top_k 50"] == [50] * 5
+    json.dumps(report)
+    lines = sampling.table(report).splitlines()
+    assert [name for name in report["cost_ms"] if not any(line.startswith(name) for line in lines)] == []
 
 
 class FakeExtension:

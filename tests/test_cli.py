@@ -443,8 +443,8 @@ def test_progress_is_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None
         (("--context-length", "0", "x"), "'--context-length': 0 is not in the range"),
         (("--threads", "0", "x"), "'--threads': 0 is not in the range"),
         (("--threads", "1025", "x"), "'--threads': 1025 is not in the range"),
-        (("--temperature", "0.7", "x"), "temperature must be 0"),
-        (("--temperature", "nan", "x"), "temperature must be 0"),
+        (("--temperature", "101", "x"), "temperature must be a number from 0 to 100, got 101"),
+        (("--temperature", "nan", "x"), "temperature must be a number from 0 to 100, got nan"),
         (("--temperature", "warm", "x"), "'warm' is not a valid float"),
         (("--show", "tokens", "x"), "'tokens' is not"),
         (("--show", "drafts", "--json", "x"), "cannot be combined"),
@@ -476,7 +476,7 @@ def test_options_are_checked_before_anything_is_fetched_or_loaded(
 
     monkeypatch.setattr(catalog, "pull", never)
     monkeypatch.setattr(pilotfish, "load", never)
-    assert "temperature" in cli("generate", "--temperature", "1", "x").error
+    assert "temperature" in cli("generate", "--temperature", "-1", "x").error
     assert "empty" in cli("generate", "").error
 
 

@@ -14,7 +14,7 @@ import pilotfish
 PACKAGE = Path(pilotfish.__file__).parent
 FACES = {"bench": 6, "server": 7, "cli": 8}
 LAYERS = {
-    "errors": 0, "config": 0, "types": 0, "files": 0, "json_files": 0,
+    "errors": 0, "config": 0, "sampling_params": 0, "token_history": 0, "types": 0, "files": 0, "json_files": 0,
     "formats": 1, "tokenizer": 1, "ops": 1,
     "kvcache": 2, "model": 2,
     "drafters": 3, "verify": 3, "loading": 3, "catalog": 3,
@@ -25,21 +25,26 @@ LAYERS = {
 ALLOWED = {
     "errors": set(),
     "config": set(),
-    "types": {"errors", "config"},
+    "sampling_params": {"errors"},
+    "token_history": set(),
+    "types": {"errors", "config", "sampling_params", "token_history"},
     "files": {"errors"},
     "json_files": {"errors", "files"},
     "formats": {"errors", "config", "types", "files", "json_files"},
     "tokenizer": {"errors", "config", "types", "files", "json_files"},
-    "ops": {"errors", "config", "types"},
+    "ops": {"errors", "config", "sampling_params", "token_history", "types"},
     "kvcache": {"errors", "config", "types", "ops"},
     "model": {"errors", "config", "types", "ops", "kvcache"},
     "verify": {"errors", "config", "types", "ops"},
     "catalog": {"errors", "config", "types", "formats.safetensors_index"},
     "bench": {"", "catalog", "config", "errors", "types", "model.calibrate"},
     "server": {"", "catalog", "config", "errors", "types"},
-    "cli": {"", "catalog", "config", "errors", "types", "bench", "server"},
+    "cli": {"", "catalog", "config", "errors", "sampling_params", "types", "bench", "server"},
 }
-WITHOUT_TORCH = ("errors", "config", "types", "files", "json_files", "formats", "tokenizer", "catalog", "cli")
+WITHOUT_TORCH = (
+    "errors", "config", "sampling_params", "token_history", "types", "files", "json_files", "formats", "tokenizer",
+    "catalog", "cli",
+)  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from pilotfish.drafters import Drafter
 from pilotfish.kvcache import KVStore
 from pilotfish.model import ForwardBatch, ForwardInput, Transformer, run_forward
 from pilotfish.ops.reference import ReferenceBackend
+from pilotfish.types import GenerationStats
 
 pytestmark = pytest.mark.real_model
 
@@ -25,6 +27,7 @@ PROMPTS = {
     for prompt in json.loads((Path(pilotfish.__file__).parent / "bench/prompts.json").read_text())
 }
 SHORT_PROMPTS = ("code", "explain", "sql", "creative")
+SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
 
 
 class Recorder:
@@ -46,7 +49,7 @@ class Answer(NamedTuple):
     token_ids: tuple[int, ...]
     text: str
     logits: dict[int, torch.Tensor]
-    num_accepted_tokens: int
+    stats: GenerationStats
 
 
 class Pair(NamedTuple):
@@ -55,19 +58,27 @@ class Pair(NamedTuple):
     draft_model: Transformer
     draft_tokenizer: pilotfish.Tokenizer
 
-    def answer(self, prompt: str, max_tokens: int, drafter: Drafter | None = None, k: int = 0, **options) -> Answer:
+    def answer(
+        self,
+        prompt: str,
+        max_tokens: int,
+        drafter: Drafter | None = None,
+        k: int = 0,
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
+        **options,
+    ) -> Answer:
         recorder = Recorder(self.model)
         events = pilotfish.stream(
             recorder,
             self.tokenizer,
             [{"role": "user", "content": prompt}],
-            sampling=SamplingParams(max_tokens=max_tokens),
+            sampling=replace(sampling, max_tokens=max_tokens),
             drafter=drafter,
             proposal_length=k,
             **options,
         )
         result = list(events)[-1].result
-        return Answer(result.token_ids, result.text, recorder.logits, result.stats.num_accepted_tokens)
+        return Answer(result.token_ids, result.text, recorder.logits, result.stats)
 
     def drafter(self) -> DraftModelDrafter:
         return DraftModelDrafter(self.draft_model, pilotfish.check_pair(self.draft_tokenizer, self.tokenizer))
@@ -111,7 +122,7 @@ def test_speculative_output_on_the_real_pair_is_the_targets_own(
 ) -> None:
     found = pair.answer(PROMPTS[name], 32, pair.drafter(), k)
     assert_same(found, plain[name])
-    assert found.num_accepted_tokens > 0
+    assert found.stats.num_accepted_tokens > 0
     assert_same(pair.answer(PROMPTS[name], 32, pair.hostile(k), k), plain[name])
 
 
@@ -147,6 +158,35 @@ def test_logits_of_a_text_do_not_depend_on_how_it_is_fed(pair: Pair) -> None:
         assert not torch.isnan(whole).any()
         assert torch.equal(logits(model, [1] * 300), whole)
         assert torch.equal(logits(model, sizes), whole)
+
+
+@pytest.mark.parametrize("name", SHORT_PROMPTS[:2])
+def test_a_seed_gives_the_same_text_on_the_real_pair(pair: Pair, name: str) -> None:
+    plain = pair.answer(PROMPTS[name], 24, sampling=SEEDED)
+    found = pair.answer(PROMPTS[name], 24, pair.drafter(), 4, SEEDED)
+    assert_same(found, plain)
+    assert found.stats.num_accepted_tokens > 0
+    assert_same(pair.answer(PROMPTS[name], 24, pair.hostile(4), 4, SEEDED), plain)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_seed_gives_the_same_text_on_the_real_pair_over_the_whole_grid(pair: Pair, name: str) -> None:
+    plain = pair.answer(PROMPTS[name], 96, sampling=SEEDED)
+    for k in (1, 4, 8):
+        assert_same(pair.answer(PROMPTS[name], 96, pair.drafter(), k, SEEDED), plain)
+        assert_same(pair.answer(PROMPTS[name], 96, pair.hostile(k), k, SEEDED), plain)
+
+
+@pytest.mark.full
+def test_rejection_accepts_no_less_than_matching_on_the_real_pair(pair: Pair) -> None:
+    """At temperature 0.7, over all prompts; seeds are fixed."""
+    rates = {}
+    for rule in ("rejection", "matching"):
+        sampling = SamplingParams(temperature=0.7, seed=1, acceptance=rule)
+        stats = [pair.answer(prompt, 96, pair.drafter(), 4, sampling).stats for prompt in PROMPTS.values()]
+        rates[rule] = sum(one.num_accepted_tokens for one in stats) / sum(one.num_draft_tokens for one in stats)
+    assert rates["rejection"] >= rates["matching"] > 0.2, rates
 
 
 def test_speculative_generate_on_the_real_pair(pair: Pair) -> None:

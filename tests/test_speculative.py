@@ -347,8 +347,6 @@ def test_speculative_options_that_cannot_be_honoured_are_errors() -> None:
         run(model, context_length=0)
     with pytest.raises(OptionError, match="at least 1"):
         run(model, max_num_batched_tokens=0)
-    with pytest.raises(OptionError, match="temperature must be 0"):
-        SamplingParams(temperature=0.7)
     assert model.calls == []
 
 
@@ -545,7 +543,8 @@ def test_speculative_fresh_dense_caches_are_released() -> None:
 
 def sequence(prompt: Sequence[int], pool: ShuffledPool, name: str, max_tokens: int = 20) -> SequenceState:
     sampling = SamplingParams(max_tokens=max_tokens)
-    return SequenceState(name, list(prompt), PagedCache(pool, 512), sampling, frozenset({NO_EOS}), 512)
+    detokenizer = byte_tokenizer().detokenizer()
+    return SequenceState(name, list(prompt), PagedCache(pool, 512), sampling, frozenset({NO_EOS}), 512, detokenizer)
 
 
 @given(
@@ -617,8 +616,9 @@ def test_speculative_step_without_room_changes_nothing() -> None:
 
 def test_speculative_dense_neighbours_run_in_one_step_too() -> None:
     target = ScriptedModel()
+    sampling, detokenizer = SamplingParams(max_tokens=9), byte_tokenizer().detokenizer
     sequences = [
-        SequenceState(str(i), [i, i + 1], DenseCache(target.config), SamplingParams(max_tokens=9), frozenset(), 512)
+        SequenceState(str(i), [i, i + 1], DenseCache(target.config), sampling, frozenset(), 512, detokenizer())
         for i in range(3)
     ]
     drafter = DialledDrafter([], [-1])

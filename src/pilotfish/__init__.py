@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pilotfish.drafters import Drafter, DraftModelDrafter, SingleSequenceDrafter
-    from pilotfish.engine import GenerationStream, generate, next_token_logits, speculative_generate, stream
+    from pilotfish.engine import (
+        GenerationStream,
+        generate,
+        generate_answers,
+        next_token_logits,
+        speculative_generate,
+        stream,
+    )
     from pilotfish.errors import PilotfishError
     from pilotfish.kvcache import DenseCache, PagedCache, PagePool
     from pilotfish.loading import find_model, load
     from pilotfish.tokenizer import Tokenizer, check_pair
     from pilotfish.types import (
+        Distribution,
         Draft,
         DraftRequest,
         FinishEvent,
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
         GenerationStats,
         SamplingParams,
         TextEvent,
+        TokenLogprobs,
         TokenOutput,
     )
 
@@ -29,6 +38,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DenseCache",
+    "Distribution",
     "Draft",
     "DraftModelDrafter",
     "DraftRequest",
@@ -43,11 +53,13 @@ __all__ = [
     "SamplingParams",
     "SingleSequenceDrafter",
     "TextEvent",
+    "TokenLogprobs",
     "TokenOutput",
     "Tokenizer",
     "check_pair",
     "find_model",
     "generate",
+    "generate_answers",
     "load",
     "next_token_logits",
     "speculative_generate",
@@ -56,12 +68,20 @@ __all__ = [
 
 _HOMES = {
     "pilotfish.drafters": ("DraftModelDrafter", "Drafter", "SingleSequenceDrafter"),
-    "pilotfish.engine": ("GenerationStream", "generate", "next_token_logits", "speculative_generate", "stream"),
+    "pilotfish.engine": (
+        "GenerationStream",
+        "generate",
+        "generate_answers",
+        "next_token_logits",
+        "speculative_generate",
+        "stream",
+    ),
     "pilotfish.errors": ("PilotfishError",),
     "pilotfish.kvcache": ("DenseCache", "PagePool", "PagedCache"),
     "pilotfish.loading": ("find_model", "load"),
     "pilotfish.tokenizer": ("Tokenizer", "check_pair"),
     "pilotfish.types": (
+        "Distribution",
         "Draft",
         "DraftRequest",
         "FinishEvent",
@@ -69,6 +89,7 @@ _HOMES = {
         "GenerationStats",
         "SamplingParams",
         "TextEvent",
+        "TokenLogprobs",
         "TokenOutput",
     ),
 }

@@ -8,10 +8,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pilotfish.errors import OptionError
+from pilotfish.sampling_params import SamplingParams as SamplingParams
 
 if TYPE_CHECKING:
     import numpy
-    from torch import Tensor
+
+    from pilotfish.token_history import TokenHistory
 
 FinishReason = Literal["stop", "length", "abort"]
 NextKind = Literal["recovered", "bonus", "plain"]
@@ -78,23 +80,6 @@ class RawTensor:
     """Gives back the memory that `read` took of the map; who looks at it again reads the file again."""
 
 
-@dataclass(frozen=True)
-class SamplingParams:
-    """How tokens are chosen and when a request ends. Only greedy decoding exists so far: `temperature` is 0."""
-
-    temperature: float = 0.0
-    max_tokens: int | None = None
-    """Most output tokens, EOS included; None leaves it to EOS and the context length."""
-
-    def __post_init__(self) -> None:
-        if self.temperature != 0:
-            raise OptionError(
-                f"temperature must be 0 (greedy), the only choice in this version; got {self.temperature}"
-            )
-        if self.max_tokens is not None:
-            check_count("max_tokens", self.max_tokens)
-
-
 def check_count(name: str, value: object) -> int:
     """`value` if it is a non-negative integer (`True` is not one), else `OptionError`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -102,8 +87,37 @@ def check_count(name: str, value: object) -> int:
     return value
 
 
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """The ids that may be drawn, int32 [m] ascending, and their probabilities, float64 [m]; m is at least 1.
+
+    Probabilities are above zero and add up to 1. Raises `ValueError` for arrays of other types, or not of one length.
+    """
+
+    token_ids: numpy.ndarray[Any, numpy.dtype[numpy.int32]]
+    probs: numpy.ndarray[Any, numpy.dtype[numpy.float64]]
+
+    def __post_init__(self) -> None:
+        for name, array, kind, size in (("token_ids", self.token_ids, "i", 4), ("probs", self.probs, "f", 8)):
+            dtype = array.dtype
+            if (dtype.kind, dtype.itemsize) != (kind, size) or array.ndim != 1 or not array.flags.c_contiguous:
+                expected = f"contiguous {'int32' if kind == 'i' else 'float64'} [m]"
+                raise ValueError(f"a distribution's {name} must be {expected}, got {dtype} {list(array.shape)}")
+        if not 0 < len(self.token_ids) == len(self.probs):
+            raise ValueError(f"a distribution of {len(self.token_ids)} ids has {len(self.probs)} probabilities")
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """The log-probability of a token, and the likeliest ids with theirs, the likeliest first; all of raw logits."""
+
+    logprob: float
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
 class SequenceView(Protocol):
-    """What a drafter or a policy may see of a sequence: read only."""
+    """What a drafter, a verifier or a policy may see of a sequence: read only."""
 
     @property
     def request_id(self) -> str: ...
@@ -113,6 +127,19 @@ class SequenceView(Protocol):
 
     @property
     def num_prompt_tokens(self) -> int: ...
+    @property
+    def sampling(self) -> SamplingParams: ...
+    @property
+    def history(self) -> TokenHistory:
+        """What penalties need to know of `token_ids`."""
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Ids that end this request's text: EOS, unless it is to be ignored, and the request's own."""
+
+    @property
+    def noise_key(self) -> int:
+        """What all random draws for this answer come from: a hash of seed and number, or of random bits."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +157,14 @@ class DraftRequest:
 class Draft:
     """A drafter's guess.
 
-    `probs` is float32 [len(token_ids), vocab_size], the distribution each token was drawn from; None means one-hot.
+    `probs` has, for each token, the very distribution that it was drawn from, after the drafter's temperature and
+    filters; None means one-hot. Who gives `probs` must submit each token it draws, whatever its probability.
     `confidences` are estimates that each token is right, never a distribution to sample against.
     `prefill_seconds` is the part of the proposal's time that went into reading the prompt for the first time.
     """
 
     token_ids: tuple[int, ...]
-    probs: Tensor | None = None
+    probs: tuple[Distribution, ...] | None = None
     confidences: tuple[float, ...] | None = None
     prefill_seconds: float = 0.0
 
@@ -199,11 +227,14 @@ class GenerationStats:
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """One output token: `text` is what it adds to the text, empty while a character is incomplete."""
+    """One output token: `text` is what it adds to the text, empty while a character or a possible stop string is
+    incomplete."""
 
     token_id: int
     text: str
     kind: TokenKind
+    logprobs: TokenLogprobs | None = None
+    """Where the request asks for them."""
 
 
 @dataclass(frozen=True)
@@ -223,12 +254,14 @@ class TextEvent:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """A whole answer. `token_ids` includes the EOS token that ended it, `text` does not."""
+    """A whole answer. `token_ids` includes the token that ended it, `text` neither that nor a stop string."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stats: GenerationStats
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each id, where the request asks for them."""
 
 
 @dataclass(frozen=True)

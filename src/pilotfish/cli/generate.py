@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pilotfish.cli.pair import choose_pair, fetch
 from pilotfish.cli.terminal import AnswerWriter, Waiting
@@ -32,9 +33,8 @@ class GenerateOptions:
     model: str | None
     draft_model: str | None
     proposal_length: int | None
-    max_tokens: int
+    sampling: SamplingParams
     context_length: int | None
-    temperature: float
     threads: int | None
     system: str | None
     raw: bool
@@ -61,7 +61,6 @@ def run_generate(options: GenerateOptions) -> bool:
 
     However an answer ends, stdout keeps what was said so far.
     """
-    sampling = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
     choice = choose_models(options)
     if options.json and options.show is not None:
         raise OptionError("--json and --show cannot be combined: a JSON object has no colours")
@@ -69,37 +68,44 @@ def run_generate(options: GenerateOptions) -> bool:
         raise OptionError("--raw and --system cannot be combined: without the chat template there is no system message")
     if options.raw and options.enable_thinking:
         raise OptionError("--raw and --enable-thinking cannot be combined: the chat template is what asks for thinking")
+    if options.sampling.logprobs is not None and not options.json:
+        raise OptionError("--logprobs needs --json: a text has no room for them")
     text = read_prompt(options)
 
+    num_answers = options.sampling.n
     writer = None if options.json else AnswerWriter(options.show == "drafts")
-    result = GenerationResult("", (), "abort", GenerationStats())
-    events = None
+    answers: list[pilotfish.GenerationStream] = []
     completed = False
     try:
         with Waiting() as waiting:
             for name in choice.names:
                 fetch(name)
             waiting.show(f"loading {' and '.join(choice.names)}")
-            events = _start(options, choice, sampling, text)
-            waiting.show("reading the prompt")
-            with events:
-                for event in events:
-                    if writer is not None and isinstance(event, TextEvent):
-                        waiting.stop()
-                        writer.write(event)
+            start = _load(options, choice, text)
+            for number in range(num_answers):
+                if writer is not None and num_answers > 1:
+                    waiting.stop()
+                    writer.head(f"--- answer {number + 1} of {num_answers} ---", is_first=number == 0)
+                answers.append(start(number))
+                waiting.show("reading the prompt")
+                with answers[-1] as events:
+                    for event in events:
+                        if writer is not None and isinstance(event, TextEvent):
+                            waiting.stop()
+                            writer.write(event)
         completed = True
     except KeyboardInterrupt:
-        if events is None and writer is not None:
+        if not answers and writer is not None:
             raise
     except PilotfishError:
-        if events is not None and events.result.token_ids:
-            _end(writer, events.result)
+        if any(answer.result.token_ids for answer in answers):
+            _end(writer, [answer.result for answer in answers], num_answers)
         raise
-    if events is not None:
-        result = events.result
+    results = [answer.result for answer in answers] or [GenerationResult("", (), "abort", GenerationStats())]
     if writer is None or writer.wrote or completed:
-        _end(writer, result)
-    print(summary(result), file=sys.stderr)
+        _end(writer, results, num_answers)
+    for result in results:
+        print(summary(result), file=sys.stderr)
     return completed
 
 
@@ -157,10 +163,8 @@ def _check_unicode(what: str, text: str) -> None:
         raise PromptError(f"{what} is not UTF-8 text (character {error.start})") from None
 
 
-def _start(
-    options: GenerateOptions, choice: ModelChoice, sampling: SamplingParams, text: str
-) -> pilotfish.GenerationStream:
-    """Loads what runs and starts the answer."""
+def _load(options: GenerateOptions, choice: ModelChoice, text: str) -> Callable[[int], pilotfish.GenerationStream]:
+    """Loads what runs; calling what comes back starts an answer, given its number."""
     # The package's names import torch, which the checks before this need not wait for.
     import pilotfish
 
@@ -177,36 +181,59 @@ def _start(
     if choice.draft is not None:
         draft_model, draft_tokenizer = pilotfish.load(choice.draft, threads=options.threads)
         drafter = pilotfish.DraftModelDrafter(draft_model, pilotfish.check_pair(draft_tokenizer, tokenizer, rendered))
-    return pilotfish.stream(
+    return lambda number: pilotfish.stream(
         model,
         tokenizer,
         prompt,
         drafter=drafter,
         proposal_length=choice.proposal_length,
-        sampling=sampling,
+        sampling=options.sampling,
         context_length=options.context_length,
         enable_thinking=options.enable_thinking,
+        answer=number,
     )
 
 
-def _end(writer: AnswerWriter | None, result: GenerationResult) -> None:
-    """What stdout still lacks: the last newline, or the whole object."""
+def _end(writer: AnswerWriter | None, results: Sequence[GenerationResult], num_answers: int) -> None:
+    """What stdout still lacks: the last newline, or all of the JSON: an array where several answers were asked for."""
     if writer is not None:
         writer.finish()
     else:
-        print(as_json(result), flush=True)
+        print(as_json(results if num_answers > 1 else results[0]), flush=True)
 
 
-def as_json(result: GenerationResult) -> str:
+def as_json(answer: GenerationResult | Sequence[GenerationResult]) -> str:
     """One line; in ASCII where stdout's encoding may lack a character, since a `?` would be another text."""
-    value = {
+    value = _as_object(answer) if isinstance(answer, GenerationResult) else [_as_object(result) for result in answer]
+    is_utf8 = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
+    return json.dumps(value, ensure_ascii=not is_utf8).translate(_JSON_CONTROLS)
+
+
+def _as_object(result: GenerationResult) -> dict[str, Any]:
+    value: dict[str, Any] = {
         "text": result.text,
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason,
         "stats": result.stats.as_dict(),
     }
-    is_utf8 = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
-    return json.dumps(value, ensure_ascii=not is_utf8).translate(_JSON_CONTROLS)
+    if result.logprobs is not None:
+        value["logprobs"] = [
+            {
+                "token_id": token_id,
+                "logprob": _finite(own.logprob),
+                "top": [
+                    {"token_id": other_id, "logprob": _finite(logprob)}
+                    for other_id, logprob in zip(own.top_token_ids, own.top_logprobs, strict=True)
+                ],
+            }
+            for token_id, own in zip(result.token_ids, result.logprobs, strict=True)
+        ]
+    return value
+
+
+def _finite(logprob: float) -> float | None:
+    """JSON has no infinity: null is a probability of nothing."""
+    return logprob if math.isfinite(logprob) else None
 
 
 def summary(result: GenerationResult) -> str:

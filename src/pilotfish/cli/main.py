@@ -16,6 +16,7 @@ from pilotfish.cli.generate import GenerateOptions, run_generate
 from pilotfish.cli.models import print_models
 from pilotfish.cli.options import EXIT_INTERRUPTED, MODEL_FORMS, WholeNumber
 from pilotfish.cli.progress import PullProgress
+from pilotfish.cli.sampling_options import sampling_options, take_sampling
 from pilotfish.cli.terminal import discard, printable
 from pilotfish.config import MAX_THREADS
 from pilotfish.errors import PilotfishError
@@ -63,25 +64,12 @@ def app(context: click.Context) -> None:
     "draft model, else 0.",
 )
 @click.option(
-    "--max-tokens",
-    type=WholeNumber(min=0),
-    metavar="N",
-    default=512,
-    help="Most tokens in the answer. Default: 512.",
-)
-@click.option(
     "--context-length",
     type=WholeNumber(min=1),
     metavar="N",
     help="Most tokens of prompt and answer together. Default: the target model's limit, which is also the most.",
 )
-@click.option(
-    "--temperature",
-    type=float,
-    metavar="T",
-    default=0.0,
-    help="Only 0 is possible so far, and the default: always the likeliest token.",
-)
+@sampling_options
 @click.option(
     "--threads",
     type=WholeNumber(min=1, max=MAX_THREADS),
@@ -113,9 +101,11 @@ def generate(**given: Any) -> None:
       pilotfish generate "Write a function that merges two sorted lists"
       pilotfish generate --show drafts --max-tokens 100 --file prompt.txt
       pilotfish generate --model path/to/model.gguf --raw "Once upon a time"
+      pilotfish generate --temperature 0.8 --top-p 0.95 --seed 7 --n 3 "Write a haiku about the sea"
       pilotfish generate --model qwen3-4b --draft-model qwen3-0.6b "Why is the sky blue?"
     """
-    if not run_generate(GenerateOptions(**given)):
+    sampling = take_sampling(given)
+    if not run_generate(GenerateOptions(sampling=sampling, **given)):
         raise click.exceptions.Exit(EXIT_INTERRUPTED)
 
 

@@ -82,6 +82,11 @@ class AnswerWriter:
         sys.stdout.write("".join(paint(text, kind) if self._colours else text for text, kind in pieces))
         sys.stdout.flush()
 
+    def head(self, line: str, is_first: bool) -> None:
+        """A line above one of several answers; it ends the one before."""
+        sys.stdout.write(f"{line}\n" if is_first else f"\n{line}\n")
+        sys.stdout.flush()
+
     def finish(self) -> None:
         """Ends the last line: stdout holds the answer and exactly one newline more."""
         sys.stdout.write("\n")

@@ -4,7 +4,7 @@
     draft           a drafter guesses k >= 0 tokens that may follow
     forward         one target call over the newest token and the k guesses: k + 1 rows of logits
     verify          the accepted prefix of the guesses, and exactly one more token of the target's own
-    commit          both are appended, cut at EOS or at the token budget
+    commit          both are appended, cut at EOS, a stop string or the token budget
     rewind          the target's cache, and the drafter's in `observe`, forget the rejected guesses
 
 Prefill is the same step in chunks: until a prompt's last chunk there are no logits, no draft and no commit, and no
@@ -23,10 +23,11 @@ from torch import Tensor
 from pilotfish.decode.policy import Candidate, LengthPolicy
 from pilotfish.decode.sequence import SequenceState
 from pilotfish.drafters import Drafter
-from pilotfish.errors import DrafterError, InvariantError
+from pilotfish.errors import DrafterError, InvariantError, NonFiniteLogitsError, PilotfishError
 from pilotfish.model import ForwardInput, run_forward
 from pilotfish.model.batch import ForwardModel
-from pilotfish.types import Draft, DraftRequest, FinishReason, TokenKind
+from pilotfish.ops.sampling import token_logprobs
+from pilotfish.types import Draft, DraftRequest, FinishReason, TokenKind, TokenLogprobs, TokenOutput
 from pilotfish.verify import Verifier
 
 _NO_DRAFT = Draft(())
@@ -37,9 +38,10 @@ class StepOutput:
     """What a step committed to one sequence: nothing for a prompt chunk that is not the last, or after its end."""
 
     request_id: str
-    token_ids: tuple[int, ...]
-    kinds: tuple[TokenKind, ...]
+    tokens: tuple[TokenOutput, ...]
     finish_reason: FinishReason | None
+    error: PilotfishError | None = None
+    """What ended this sequence, and no other, before its time: the step's one reason to set `abort`."""
 
 
 @dataclass
@@ -86,7 +88,8 @@ def step(
     """Advances every unfinished sequence by a prompt chunk or by 1 … k + 1 tokens; one output per sequence.
 
     At most `max_num_batched_tokens` prompt rows run in one step. Seconds go to each sequence's `stats` in full, since
-    each waited for them. If anything raises, every cache holds what is committed and nothing more.
+    each waited for them. If anything raises, every cache holds what is committed and nothing more. Logits of the target
+    that are not finite end their own sequence, with `StepOutput.error`.
     """
     works = _plan(sequences, max_num_batched_tokens)
     timer = _Timer(clock, works)
@@ -106,7 +109,7 @@ def step(
         for work in works:
             work.restore()
         raise
-    nothing = {id(sequence): StepOutput(sequence.request_id, (), (), sequence.finish_reason) for sequence in sequences}
+    nothing = {id(sequence): StepOutput(sequence.request_id, (), sequence.finish_reason) for sequence in sequences}
     return list((nothing | outputs).values())
 
 
@@ -147,12 +150,12 @@ def _draft(works: Sequence[_Work], vocab_size: int, policy: LengthPolicy, timer:
         if len(drafts) != len(members):
             raise DrafterError(f"drafter {drafter.name!r} gave {len(drafts)} drafts for {len(members)} requests")
         for (work, request), draft in zip(members, drafts, strict=True):
-            work.draft = _usable(draft, request.max_draft_tokens, vocab_size, work.sequence.eos_token_ids)
+            work.draft = _usable(draft, request.max_draft_tokens, vocab_size, work.sequence.end_token_ids)
             work.sequence.stats.draft_prefill_seconds += draft.prefill_seconds
 
 
-def _usable(draft: Draft, limit: int, vocab_size: int, eos_token_ids: frozenset[int]) -> Draft:
-    """The part of a draft that can be fed to the target: at most `limit` real ids, none after EOS."""
+def _usable(draft: Draft, limit: int, vocab_size: int, end_token_ids: frozenset[int]) -> Draft:
+    """The part of a draft that can be fed to the target: at most `limit` real ids, none after an end of the text."""
     token_ids: list[int] = []
     for value in draft.token_ids[:limit]:
         try:
@@ -160,11 +163,15 @@ def _usable(draft: Draft, limit: int, vocab_size: int, eos_token_ids: frozenset[
         except TypeError:
             raise DrafterError(f"a drafter's token ids must be integers, got {value!r}") from None
         if not 0 <= token_id < vocab_size:
+            if draft.probs is not None:  # leaving out what was drawn would bias what is drawn instead
+                raise DrafterError(f"a drafter with probabilities drew id {token_id}, which the target lacks")
             break
         token_ids.append(token_id)
-        if token_id in eos_token_ids:
+        if token_id in end_token_ids:
             break
-    return Draft(tuple(token_ids))
+    if draft.probs is not None and len(draft.probs) < len(token_ids):
+        raise DrafterError(f"a drafter gave probabilities for {len(draft.probs)} of {len(draft.token_ids)} tokens")
+    return Draft(tuple(token_ids), None if draft.probs is None else draft.probs[: len(token_ids)])
 
 
 def _commit(work: _Work, logits: Tensor, drafters: Sequence[Drafter], verifier: Verifier, timer: _Timer) -> StepOutput:
@@ -172,26 +179,36 @@ def _commit(work: _Work, logits: Tensor, drafters: Sequence[Drafter], verifier: 
     sequence = work.sequence
     if not work.is_last_chunk:
         _check_lengths(sequence, sequence.cache.length)
-        return StepOutput(sequence.request_id, (), (), None)
-    outcome = verifier.verify(work.draft, logits)
+        return StepOutput(sequence.request_id, (), None)
+    try:
+        outcome = verifier.verify(sequence, work.draft, logits)
+        token_ids = [*work.draft.token_ids[: outcome.num_accepted_tokens], outcome.next_token_id]
+        logprobs = _logprobs(sequence, logits, token_ids)
+    except NonFiniteLogitsError as error:
+        work.restore()
+        sequence.finish_reason = "abort"
+        return StepOutput(sequence.request_id, (), "abort", error)
     timer.lap("verify_seconds")
-    accepted = work.draft.token_ids[: outcome.num_accepted_tokens]
     is_decode = sequence.stats.num_tokens > 0
-    count = sequence.commit([*accepted, outcome.next_token_id])
-    agreed: list[TokenKind] = ["accepted"] * len(accepted)
-    kinds = [*agreed, outcome.next_kind]
+    agreed: list[TokenKind] = ["accepted"] * outcome.num_accepted_tokens
+    tokens = sequence.commit(token_ids, [*agreed, outcome.next_kind], logprobs)
     if is_decode:
         sequence.stats.num_steps += 1
         sequence.stats.num_draft_tokens += len(work.draft.token_ids)
-        sequence.stats.num_accepted_tokens += len(accepted)
+        sequence.stats.num_accepted_tokens += sum(token.kind == "accepted" for token in tokens)
     sequence.cache.rewind(sequence.cache.length - (len(sequence.token_ids) - 1))
     for drafter in drafters:
         drafter.observe(sequence, outcome)
     timer.lap("cache_seconds")
     _check_lengths(sequence, len(sequence.token_ids) - 1)
-    return StepOutput(
-        sequence.request_id, tuple(sequence.token_ids[-count:]), tuple(kinds[:count]), sequence.finish_reason
-    )
+    return StepOutput(sequence.request_id, tokens, sequence.finish_reason)
+
+
+def _logprobs(sequence: SequenceState, logits: Tensor, token_ids: Sequence[int]) -> Sequence[TokenLogprobs | None]:
+    """Of the raw logits of each token's row, where the request asks for them."""
+    if sequence.sampling.logprobs is None:
+        return [None] * len(token_ids)
+    return token_logprobs(logits[: len(token_ids)], token_ids, sequence.sampling.logprobs)
 
 
 def _check_lengths(sequence: SequenceState, expected: int) -> None:

@@ -1,4 +1,9 @@
-"""A small model as drafter: it guesses greedily, one token at a time, with a cache of its own per request.
+"""A small model as drafter: it guesses one token at a time, with a cache of its own per request.
+
+A greedy request gets its argmax. A sampled one gets a draw from the draft model's own distribution, which went through
+the request's penalties, temperature and filters. Under seed-exact matching the noise is that of the target's draw at
+the same position, so that both tend to say the same; under rejection sampling it is independent of everything that the
+target draws, and the draft says which distribution each token was drawn from.
 
 The cache may lag behind the sequence, never lead it. What it lacks (the whole prompt the first time, one token after a
 full acceptance, more where it did not draft for a while) it feeds itself together with the newest token in the first
@@ -9,18 +14,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from pilotfish.errors import InvariantError
+from pilotfish.errors import InvariantError, NonFiniteLogitsError
 from pilotfish.kvcache import DenseCache, KVCache
 from pilotfish.model import ForwardInput, run_forward
 from pilotfish.model.batch import ForwardModel
 from pilotfish.ops.native import argmax
+from pilotfish.ops.sampling import Distribution, draft_key, gumbel_argmax, next_distribution, process_logits
 from pilotfish.tokenizer import TokenizerPair
-from pilotfish.types import Draft, DraftRequest, SequenceView, VerifyOutcome
+from pilotfish.types import Draft, DraftRequest, SamplingParams, SequenceView, VerifyOutcome
 
 
 @dataclass
@@ -30,11 +36,23 @@ class _Proposal:
     cache: KVCache
     limit: int
     feed: list[int]
+    sequence: SequenceView
+    sampling: SamplingParams
+    """The request's, without what is about ids that the draft model lacks."""
+    end_token_ids: frozenset[int]
+    """Likewise."""
     token_ids: list[int] = field(default_factory=list)
+    probs: list[Distribution] = field(default_factory=list)
+    """What each token was drawn from, where the target wants to know."""
+    is_complete: bool = False
+
+    @property
+    def draft(self) -> Draft:
+        return Draft(tuple(self.token_ids), tuple(self.probs) if self.probs else None)
 
 
 class DraftModelDrafter:
-    """Proposes a draft model's own greedy continuation, which ends early at EOS."""
+    """Proposes a draft model's own continuation, which ends early at a token that ends the text."""
 
     name = "draft_model"
 
@@ -67,12 +85,12 @@ class DraftModelDrafter:
             self._feed_all_but_last_chunk(proposal)
         self._extend(active)
         prefill_seconds = self._clock() - start
-        while unfinished := [proposal for proposal in active if not self._is_complete(proposal)]:
+        while unfinished := [proposal for proposal in active if not proposal.is_complete]:
             self._extend(unfinished)
         return [
             Draft(())
             if proposal is None
-            else Draft(tuple(proposal.token_ids), prefill_seconds=prefill_seconds if first else 0.0)
+            else replace(proposal.draft, prefill_seconds=prefill_seconds if first else 0.0)
             for proposal, first in zip(proposals, first_time, strict=True)
         ]
 
@@ -118,7 +136,12 @@ class DraftModelDrafter:
             return None
         # The last draft token is not fed: before verification the cache holds the sequence and limit - 1 more.
         cache.reserve(len(feed) + limit - 1)
-        return _Proposal(cache, limit, feed)
+        sampling, vocab_size = request.sampling, self._model.config.vocab_size
+        if any(token_id >= vocab_size for token_id in dict(sampling.logit_bias)):
+            known = {token_id: bias for token_id, bias in dict(sampling.logit_bias).items() if token_id < vocab_size}
+            sampling = replace(sampling, logit_bias=known)
+        end_token_ids = frozenset(token_id for token_id in request.sequence.end_token_ids if token_id < vocab_size)
+        return _Proposal(cache, limit, feed, request.sequence, sampling, end_token_ids)
 
     def _feed_all_but_last_chunk(self, proposal: _Proposal) -> None:
         while len(proposal.feed) > self._max_num_batched_tokens:
@@ -127,17 +150,29 @@ class DraftModelDrafter:
             proposal.feed = proposal.feed[self._max_num_batched_tokens :]
 
     def _extend(self, proposals: Sequence[_Proposal]) -> None:
-        """One forward over all proposals, and one more draft token for each."""
+        """One forward over all proposals, and one more draft token for each; one whose logits are of no use ends."""
         logits = run_forward(self._model, [ForwardInput(p.cache, p.feed, 1) for p in proposals])
         for proposal, row in zip(proposals, logits, strict=True):
-            token_id = self._choose(row)
+            if len(self._never_proposed):
+                row = row.index_fill(1, self._never_proposed, -torch.inf)
+            try:
+                token_id = _choose(proposal, row)
+            except NonFiniteLogitsError:  # known before anything is drawn; the request can do without the draft
+                proposal.is_complete = True
+                continue
             proposal.token_ids.append(token_id)
             proposal.feed = [token_id]
+            proposal.is_complete = len(proposal.token_ids) == proposal.limit or token_id in proposal.end_token_ids
 
-    def _choose(self, logits: Tensor) -> int:
-        if len(self._never_proposed):
-            logits = logits.index_fill(1, self._never_proposed, -torch.inf)
-        return argmax(logits)[0]
 
-    def _is_complete(self, proposal: _Proposal) -> bool:
-        return len(proposal.token_ids) == proposal.limit or proposal.token_ids[-1] in self._pair.eos_token_ids
+def _choose(proposal: _Proposal, logits: Tensor) -> int:
+    """The next draft token; logits is float32 [1, vocab_size]."""
+    sequence, sampling, drafted, ends = proposal.sequence, proposal.sampling, proposal.token_ids, proposal.end_token_ids
+    if sampling.is_greedy:
+        return argmax(process_logits(logits[0], sampling, sequence.history, drafted, ends).unsqueeze(0))[0]
+    distribution = next_distribution(logits[0], sampling, sequence.history, drafted, ends)
+    position = len(sequence.token_ids) + len(drafted)
+    if sampling.acceptance_rule == "matching":
+        return gumbel_argmax(distribution, sequence.noise_key, position)
+    proposal.probs.append(distribution)
+    return gumbel_argmax(distribution, draft_key(sequence.noise_key, len(sequence.token_ids)), position)

@@ -35,13 +35,15 @@ def stream(
     cache: KVCache | None = None,
     max_num_batched_tokens: int = 128,
     clock: Callable[[], float] = time.perf_counter,
+    answer: int | None = None,
 ) -> GenerationStream:
     """Starts an answer and returns its events as they are decided; nothing runs before the first `next`.
 
     `proposal_length` is the most tokens drafted per step: 4 with a drafter, 0 without; 0 never touches the drafter.
     `context_length` bounds prompt and output together, the model's own by default. `enable_thinking` is for
     chat messages: what their template is told. `cache` takes the target's keys and values, a `DenseCache` by default;
-    it is released at the end.
+    it is released at the end. `answer`, from 0, says which of `sampling.n` answers this is; where there is one, it need
+    not.
 
     Raises `OptionError` for a bad option, `PromptError` for a prompt that encodes to nothing or leaves no room, and for
     chat messages `ChatTemplateError`.
@@ -64,18 +66,21 @@ def stream(
             f"the prompt has {len(token_ids)} tokens, which leaves no room in the context of {context_length}; "
             "shorten it, or raise the context length if the model allows"
         )
+    sampling = sampling or SamplingParams()
+    _check_ids_of_options(tokenizer, sampling)
     sequence = SequenceState(
         request_id=uuid.uuid4().hex,
         token_ids=token_ids,
         cache=DenseCache(model.config, context_length) if cache is None else cache,
-        sampling=sampling or SamplingParams(),
+        sampling=sampling,
         eos_token_ids=tokenizer.eos_token_ids,
         context_length=context_length,
+        detokenizer=tokenizer.detokenizer(),
+        answer=_number_of_answer(sampling, answer),
     )
     return GenerationStream(
         sequence,
         model,
-        tokenizer,
         drafter if proposal_length > 0 else None,
         proposal_length,
         max_num_batched_tokens,
@@ -93,6 +98,7 @@ def generate(
     sampling: SamplingParams | None = None,
     context_length: int | None = None,
     enable_thinking: bool = False,
+    answer: int | None = None,
 ) -> GenerationResult:
     """The whole answer; arguments and errors are those of `stream`."""
     with stream(
@@ -104,11 +110,43 @@ def generate(
         sampling=sampling,
         context_length=context_length,
         enable_thinking=enable_thinking,
+        answer=answer,
     ) as events:
         for event in events:
             if isinstance(event, FinishEvent):
                 return event.result
     raise AssertionError("a stream ends with a FinishEvent")
+
+
+def generate_answers(
+    model: ForwardModel,
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    *,
+    sampling: SamplingParams,
+    drafter: Drafter | None = None,
+    proposal_length: int | None = None,
+    context_length: int | None = None,
+    enable_thinking: bool = False,
+) -> list[GenerationResult]:
+    """`sampling.n` whole answers, one after the other; arguments and errors are those of `stream`.
+
+    With a seed, answer i draws from seed and i: it is the same whatever n is.
+    """
+    return [
+        generate(
+            model,
+            tokenizer,
+            prompt,
+            drafter=drafter,
+            proposal_length=proposal_length,
+            sampling=sampling,
+            context_length=context_length,
+            enable_thinking=enable_thinking,
+            answer=answer,
+        )
+        for answer in range(sampling.n)
+    ]
 
 
 def speculative_generate(
@@ -179,6 +217,27 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, *, enable_thinking: bool
     if not token_ids:
         raise PromptError("the prompt is empty: there is nothing to continue")
     return token_ids
+
+
+def _number_of_answer(sampling: SamplingParams, answer: int | None) -> int:
+    if answer is None and sampling.n > 1:
+        raise OptionError(
+            f"n is {sampling.n}, and this gives one answer: say which, with answer from 0 to {sampling.n - 1}, or take "
+            "generate_answers"
+        )
+    number = check_count("answer", 0 if answer is None else answer)
+    if number >= sampling.n:
+        raise OptionError(f"answer must be below n, {sampling.n}, got {number}")
+    return number
+
+
+def _check_ids_of_options(tokenizer: Tokenizer, sampling: SamplingParams) -> None:
+    """Raises `OptionError` for an option that names an id which the model does not have."""
+    for name, token_ids in (("logit_bias", dict(sampling.logit_bias)), ("stop_token_ids", sampling.stop_token_ids)):
+        for token_id in token_ids:
+            if token_id >= tokenizer.vocab_size:
+                most = tokenizer.vocab_size - 1
+                raise OptionError(f"{name} must name token ids of this model, from 0 to {most}, got {token_id}")
 
 
 def _known_id(tokenizer: Tokenizer, token_id: object) -> int:

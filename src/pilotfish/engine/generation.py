@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from pilotfish.decode import FixedLength, LengthPolicy, SequenceState, StepOutput, step
+from pilotfish.decode import FixedLength, LengthPolicy, SequenceState, step
 from pilotfish.drafters import Drafter
 from pilotfish.model.batch import ForwardModel
-from pilotfish.tokenizer import Tokenizer
 from pilotfish.types import Event, FinishEvent, GenerationResult, TextEvent, TokenOutput
-from pilotfish.verify import GreedyVerifier
+from pilotfish.verify import RequestVerifier
 
 
 class GenerationStream(Iterator[Event]):
@@ -24,7 +23,6 @@ class GenerationStream(Iterator[Event]):
         self,
         sequence: SequenceState,
         model: ForwardModel,
-        tokenizer: Tokenizer,
         drafter: Drafter | None,
         proposal_length: int,
         max_num_batched_tokens: int,
@@ -36,7 +34,6 @@ class GenerationStream(Iterator[Event]):
         self._drafters = [] if drafter is None else [drafter]
         self._model = model
         self._policy: LengthPolicy = FixedLength(drafter, proposal_length)
-        self._detokenizer = tokenizer.detokenizer()
         self._max_num_batched_tokens = max_num_batched_tokens
         self._clock = clock
         self._start = clock()
@@ -45,11 +42,13 @@ class GenerationStream(Iterator[Event]):
     @property
     def result(self) -> GenerationResult:
         sequence = self._sequence
+        logprobs = tuple(token.logprobs for token in self._tokens if token.logprobs is not None)
         return GenerationResult(
             text="".join(token.text for token in self._tokens),
             token_ids=tuple(token.token_id for token in self._tokens),
             finish_reason=sequence.finish_reason or "abort",
             stats=sequence.stats,
+            logprobs=None if sequence.sampling.logprobs is None else logprobs,
         )
 
     def __next__(self) -> Event:
@@ -59,13 +58,17 @@ class GenerationStream(Iterator[Event]):
                     [self._sequence],
                     self._model,
                     self._drafters,
-                    GreedyVerifier(),
+                    RequestVerifier(),
                     self._policy,
                     self._clock,
                     self._max_num_batched_tokens,
                 )
-                if output.token_ids:
-                    return self._text_event(output)
+                if output.error is not None:
+                    raise output.error
+                if output.tokens:
+                    self._count_seconds(is_first=len(output.tokens) == self._sequence.stats.num_tokens)
+                    self._tokens += output.tokens
+                    return TextEvent(output.tokens)
         except BaseException:
             self.close()
             raise
@@ -94,18 +97,6 @@ class GenerationStream(Iterator[Event]):
 
     def __del__(self) -> None:
         self.close()
-
-    def _text_event(self, output: StepOutput) -> TextEvent:
-        self._count_seconds(is_first=len(output.token_ids) == self._sequence.stats.num_tokens)
-        tokens: list[TokenOutput] = []
-        for token_id, kind in zip(output.token_ids, output.kinds, strict=True):
-            ends_answer = token_id in self._sequence.eos_token_ids
-            tokens.append(TokenOutput(token_id, "" if ends_answer else self._detokenizer.step(token_id), kind))
-        if output.finish_reason is not None:
-            last = tokens[-1]
-            tokens[-1] = TokenOutput(last.token_id, last.text + self._detokenizer.finish(), last.kind)
-        self._tokens += tokens
-        return TextEvent(tuple(tokens))
 
     def _count_seconds(self, is_first: bool) -> None:
         stats = self._sequence.stats

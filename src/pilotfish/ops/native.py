@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import ModuleType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pilotfish.config import MAX_HEAD_DIM, MAX_THREADS
@@ -31,7 +33,7 @@ from pilotfish.ops.backend import (
 )
 from pilotfish.ops.cores import num_usable_cores
 from pilotfish.ops.reference import ReferenceBackend, dense, raw_bytes
-from pilotfish.types import RawTensor, WeightType
+from pilotfish.types import Distribution, RawTensor, WeightType
 
 # The number each type has in csrc/kernels.h, which names them in the same order.
 _TYPES = {weight_type: number for number, weight_type in enumerate(WeightType)}
@@ -115,6 +117,30 @@ class NativeBackend:
         y = _empty(len(logits))
         self._variant.log_sum_exp(logits.data_ptr(), *logits.shape, y.data_ptr())
         return y
+
+    def distribution(
+        self, logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+    ) -> Distribution | None:
+        """See `sampling_reference.distribution`."""
+        _check("distribution", "logits", logits, torch.float32, (None,))
+        size = len(logits)
+        token_ids, probs = np.empty(size, np.int32), np.empty(size, np.float64)
+        places = token_ids.ctypes.data, probs.ctypes.data
+        count = self._variant.distribution(logits.data_ptr(), size, temperature, top_k, top_p, min_p, *places)
+        return None if count < 0 else Distribution(token_ids[:count], probs[:count])
+
+    def largest(self, logits: Tensor, count: int) -> NDArray[np.int32] | None:
+        """See `sampling_reference.largest`."""
+        _check("largest", "logits", logits, torch.float32, (None,))
+        token_ids = np.empty(min(count, len(logits)), np.int32)
+        sound = self._variant.largest(logits.data_ptr(), len(logits), len(token_ids), token_ids.ctypes.data) >= 0
+        return token_ids if sound else None
+
+    def gumbel_argmax(self, distribution: Distribution, stream: int) -> int:
+        """See `sampling_reference.gumbel_argmax`."""
+        token_ids, probs = distribution.token_ids, distribution.probs
+        place = self._variant.gumbel_argmax(token_ids.ctypes.data, probs.ctypes.data, len(token_ids), stream)
+        return int(token_ids[place])
 
 
 class PackedLinear:
@@ -318,7 +344,8 @@ class MachineProbe:
 
 
 @cache
-def _default_backend() -> NativeBackend | None:
+def default_backend() -> NativeBackend | None:
+    """The kernels for operations that belong to no model; None where they were not built."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # that the kernels are missing was said when a model loaded
         backend = choose_backend()
@@ -327,7 +354,7 @@ def _default_backend() -> NativeBackend | None:
 
 def argmax(logits: Tensor) -> list[int]:
     """`reference.argmax`, by the kernels where they were built: there is just one right answer."""
-    backend = _default_backend()
+    backend = default_backend()
     return reference.argmax(logits) if backend is None else backend.argmax(logits.contiguous())
 
 
