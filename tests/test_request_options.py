@@ -367,6 +367,29 @@ def test_options_about_ids_that_the_draft_model_lacks_are_no_matter() -> None:
     assert found.stats.num_accepted_tokens > 0
 
 
+@pytest.mark.parametrize("mode", ["greedy", "temperature 1", "rejection"])
+def test_ids_that_the_target_lacks_are_banned_before_anything_is_drawn(mode: str) -> None:
+    types = [1] * 256 + [3] * 4
+    types[B] = 5
+    pair = check_pair(TOKENIZER, byte_tokenizer(token_type=types))
+    assert pair.draft_only_token_ids == {B}
+    drafts: list[Draft] = []
+
+    class Watched(DraftModelDrafter):
+        def propose(self, requests):
+            found = super().propose(requests)
+            drafts.extend(found)
+            return found
+
+    options = MODES.get(mode, {"temperature": 1.0, "seed": 1, "acceptance": "rejection"})
+    # The bias would bring it back, were it added to anything but -infinity.
+    run(SamplingParams(ignore_eos=True, logit_bias={B: 100.0}, **options), Watched(TalkativeModel(), pair), 4)
+    assert sum(len(draft.token_ids) for draft in drafts) > 20
+    assert all(B not in draft.token_ids for draft in drafts)
+    assert all((draft.probs is not None) == (mode == "rejection") for draft in drafts if draft.token_ids)
+    assert all(B not in found.token_ids for draft in drafts for found in draft.probs or ())
+
+
 def test_drafts_end_at_the_requests_own_end_tokens() -> None:
     drafter = DialledDrafter(endless(SamplingParams(ignore_eos=True)), [9])
     found, _ = run(SamplingParams(stop_token_ids=[A]), drafter, 6)
