@@ -348,7 +348,7 @@ def test_a_drafter_with_probabilities_must_stand_by_its_draws(draft: Draft, tell
             return [draft for _ in requests]
 
     with pytest.raises(DrafterError, match=telling):
-        run(SamplingParams(temperature=1.0, max_tokens=9), Fixed(0, NO_EOS), 4)
+        run(SamplingParams(temperature=1.0, max_tokens=9, ignore_eos=True), Fixed(0, NO_EOS), 4)
 
 
 def test_options_about_ids_that_the_draft_model_lacks_are_no_matter() -> None:
