@@ -271,6 +271,7 @@ def test_answers_draw_from_seed_and_number() -> None:
 
 
 def test_without_a_seed_each_run_is_another() -> None:
+    """By chance two of these are equal once in a million runs."""
     sampling = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True)
     for acceptance in ("rejection", "matching"):
         drafter = DraftModelDrafter(TalkativeModel(1), PAIR)
