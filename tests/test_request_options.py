@@ -294,6 +294,14 @@ def test_options_that_cannot_be_honoured_are_errors(options: dict[str, object], 
         run(SamplingParams(n=2), answer=2)
 
 
+@pytest.mark.parametrize("options", [{"logit_bias": {259: 5.0}}, {"stop_token_ids": [A, 259]}])
+def test_options_about_padding_are_errors(options: dict[str, object]) -> None:
+    """The model never says padding, so neither could do anything."""
+    padded = byte_tokenizer(token_type=[1] * 256 + [3] * 3 + [5])
+    with pytest.raises(OptionError, match=f"{next(iter(options))} names token id 259, which is padding"):
+        pilotfish.stream(TalkativeModel(), padded, PROMPT, sampling=SamplingParams(**options))
+
+
 def test_logits_that_are_not_finite_end_their_own_request_alone() -> None:
     class Unsound(TalkativeModel):
         def say(self, logits: torch.Tensor, prefix: Sequence[int]) -> None:
