@@ -72,12 +72,15 @@ def draft_distribution(draft: Draft, row: int) -> Distribution:
     if draft.probs is None:
         return Distribution(np.array([token_id], np.int32), np.ones(1))
     q = draft.probs[row]
+    if q.token_ids[0] < 0 or (np.diff(q.token_ids) <= 0).any():
+        raise DrafterError(f"a drafter gave probabilities of ids that do not ascend from 0: {q.token_ids}")
     with np.errstate(invalid="ignore"):  # not a number is an answer too
         total, own = float(q.probs.sum()), prob_of(q, token_id)
-    if not (abs(total - 1) < _SUM_TOLERANCE and own > 0):
+    if not (abs(total - 1) < _SUM_TOLERANCE and own > 0 and q.probs.min() >= 0):
         raise DrafterError(
             f"a drafter gave probabilities that its token {token_id} cannot have been drawn from: they add up to "
-            f"{total}, its own is {own}; give the distribution that each token was drawn from, or no probs"
+            f"{total}, the least is {q.probs.min()}, its own is {own}; give the distribution "
+            "that each token was drawn from, or no probs"
         )
     return q
 
