@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from doubles import (
@@ -201,6 +202,16 @@ def test_a_stop_string_that_overlaps_itself() -> None:
     assert answer(0) == answer(2) == answer(4) == (("aab" * 7)[:20], 20)  # what was held back comes at the end
 
 
+def test_a_stop_string_that_the_end_of_the_text_completes() -> None:
+    class HalfCharacter(ScriptedModel):
+        def say(self, logits: torch.Tensor, prefix: Sequence[int]) -> None:
+            logits[0xE2] = 1.0
+
+    sampling = SamplingParams(max_tokens=1, stop="\ufffd")
+    result = pilotfish.generate(HalfCharacter(), TOKENIZER, PROMPT, sampling=sampling)
+    assert (result.text, result.finish_reason) == ("", "stop")
+
+
 def test_the_cache_and_the_counts_end_with_the_token_that_completes_a_stop_string() -> None:
     whole, _ = run(SamplingParams(ignore_eos=True, max_tokens=24))
     target = TalkativeModel()
@@ -358,6 +369,34 @@ def test_a_drafter_with_probabilities_must_stand_by_its_draws(draft: Draft, tell
 
     with pytest.raises(DrafterError, match=telling):
         run(SamplingParams(temperature=1.0, max_tokens=9, ignore_eos=True), Fixed(0, NO_EOS), 4)
+
+
+def test_untrue_probabilities_for_one_request_lose_no_tokens_of_another() -> None:
+    """What the step raises, it raises before the first commit: else tokens would be committed that nobody was given."""
+
+    class Liar(HostileDrafter):
+        def propose(self, requests):
+            share = {"1": 0.2}
+            return [
+                Draft((A,), (Distribution(np.array([A], np.int32), np.array([share.get(r.sequence.request_id, 1.0)])),))
+                for r in requests
+            ]
+
+    target, drafter = TalkativeModel(), Liar(0, NO_EOS)
+    pool = ShuffledPool(target.config, 40, 4)
+    sampling = SamplingParams(temperature=1.0, ignore_eos=True)
+    sequences = [
+        SequenceState(
+            str(i), [A, B, i], PagedCache(pool, 40), sampling, frozenset({NO_EOS}), 40, TOKENIZER.detokenizer()
+        )
+        for i in range(2)
+    ]
+    step(sequences, target, [drafter], RequestVerifier(), FixedLength(drafter, 1))
+    before = [list(sequence.token_ids) for sequence in sequences]
+    with pytest.raises(DrafterError, match="cannot have been drawn from"):
+        step(sequences, target, [drafter], RequestVerifier(), FixedLength(drafter, 1))
+    assert [sequence.token_ids for sequence in sequences] == before
+    assert [sequence.cache.length for sequence in sequences] == [len(token_ids) - 1 for token_ids in before]
 
 
 def test_options_about_ids_that_the_draft_model_lacks_are_no_matter() -> None:
