@@ -267,7 +267,8 @@ def test_residual_is_normalised_and_leaves_out_what_q_covers() -> None:
 
 
 @pytest.mark.parametrize(
-    "probs", [[math.nan, 0.5], [0.5, 0.2], [-math.inf, math.inf], [1.0, 0.0], [1.5, -0.5], [math.inf, 0.1]]
+    "probs",
+    [[math.nan, 0.5], [0.5, 0.2], [-math.inf, math.inf], [1.0, 0.0], [1.5, -0.5], [-0.5, 1.5], [math.inf, 0.1]],
 )
 def test_draft_probabilities_that_cannot_be_true_are_an_error(probs: list[float]) -> None:
     draft = Draft((1,), (Distribution(np.arange(2, dtype=np.int32), np.array(probs)),))
@@ -275,6 +276,13 @@ def test_draft_probabilities_that_cannot_be_true_are_an_error(probs: list[float]
         RejectionVerifier().verify(Seen(0), draft, rows((0.5, 0.5), AFTER))
     for verifier in (GreedyVerifier(), MatchingVerifier()):
         verifier.verify(Seen(0), draft, rows((0.5, 0.5), AFTER))  # to these they are nothing
+
+
+@pytest.mark.parametrize("token_ids", [[1, 0], [1, 1], [-1, 1]])
+def test_draft_probabilities_whose_ids_do_not_ascend_are_an_error(token_ids: list[int]) -> None:
+    draft = Draft((1,), (Distribution(np.array(token_ids, np.int32), np.array([0.5, 0.5])),))
+    with pytest.raises(DrafterError, match="ids that do not ascend from 0"):
+        RejectionVerifier().verify(Seen(0), draft, rows((0.5, 0.5), AFTER))
 
 
 @pytest.mark.parametrize("verifier", [GreedyVerifier(), MatchingVerifier(), RejectionVerifier()])

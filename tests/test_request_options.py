@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from doubles import (
@@ -201,6 +202,16 @@ def test_a_stop_string_that_overlaps_itself() -> None:
     assert answer(0) == answer(2) == answer(4) == (("aab" * 7)[:20], 20)  # what was held back comes at the end
 
 
+def test_a_stop_string_that_the_end_of_the_text_completes() -> None:
+    class HalfCharacter(ScriptedModel):
+        def say(self, logits: torch.Tensor, prefix: Sequence[int]) -> None:
+            logits[0xE2] = 1.0
+
+    sampling = SamplingParams(max_tokens=1, stop="\ufffd")
+    result = pilotfish.generate(HalfCharacter(), TOKENIZER, PROMPT, sampling=sampling)
+    assert (result.text, result.finish_reason) == ("", "stop")
+
+
 def test_the_cache_and_the_counts_end_with_the_token_that_completes_a_stop_string() -> None:
     whole, _ = run(SamplingParams(ignore_eos=True, max_tokens=24))
     target = TalkativeModel()
@@ -271,6 +282,7 @@ def test_answers_draw_from_seed_and_number() -> None:
 
 
 def test_without_a_seed_each_run_is_another() -> None:
+    """By chance two of these are equal once in a million runs."""
     sampling = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True)
     for acceptance in ("rejection", "matching"):
         drafter = DraftModelDrafter(TalkativeModel(1), PAIR)
@@ -291,6 +303,14 @@ def test_options_that_cannot_be_honoured_are_errors(options: dict[str, object], 
         run(SamplingParams(**options))
     with pytest.raises(OptionError, match="answer must be below n, 2, got 2"):
         run(SamplingParams(n=2), answer=2)
+
+
+@pytest.mark.parametrize("options", [{"logit_bias": {259: 5.0}}, {"stop_token_ids": [A, 259]}])
+def test_options_about_padding_are_errors(options: dict[str, object]) -> None:
+    """The model never says padding, so neither could do anything."""
+    padded = byte_tokenizer(token_type=[1] * 256 + [3] * 3 + [5])
+    with pytest.raises(OptionError, match=f"{next(iter(options))} names token id 259, which is padding"):
+        pilotfish.stream(TalkativeModel(), padded, PROMPT, sampling=SamplingParams(**options))
 
 
 def test_logits_that_are_not_finite_end_their_own_request_alone() -> None:
@@ -348,7 +368,35 @@ def test_a_drafter_with_probabilities_must_stand_by_its_draws(draft: Draft, tell
             return [draft for _ in requests]
 
     with pytest.raises(DrafterError, match=telling):
-        run(SamplingParams(temperature=1.0, max_tokens=9), Fixed(0, NO_EOS), 4)
+        run(SamplingParams(temperature=1.0, max_tokens=9, ignore_eos=True), Fixed(0, NO_EOS), 4)
+
+
+def test_untrue_probabilities_for_one_request_lose_no_tokens_of_another() -> None:
+    """What the step raises, it raises before the first commit: else tokens would be committed that nobody was given."""
+
+    class Liar(HostileDrafter):
+        def propose(self, requests):
+            share = {"1": 0.2}
+            return [
+                Draft((A,), (Distribution(np.array([A], np.int32), np.array([share.get(r.sequence.request_id, 1.0)])),))
+                for r in requests
+            ]
+
+    target, drafter = TalkativeModel(), Liar(0, NO_EOS)
+    pool = ShuffledPool(target.config, 40, 4)
+    sampling = SamplingParams(temperature=1.0, ignore_eos=True)
+    sequences = [
+        SequenceState(
+            str(i), [A, B, i], PagedCache(pool, 40), sampling, frozenset({NO_EOS}), 40, TOKENIZER.detokenizer()
+        )
+        for i in range(2)
+    ]
+    step(sequences, target, [drafter], RequestVerifier(), FixedLength(drafter, 1))
+    before = [list(sequence.token_ids) for sequence in sequences]
+    with pytest.raises(DrafterError, match="cannot have been drawn from"):
+        step(sequences, target, [drafter], RequestVerifier(), FixedLength(drafter, 1))
+    assert [sequence.token_ids for sequence in sequences] == before
+    assert [sequence.cache.length for sequence in sequences] == [len(token_ids) - 1 for token_ids in before]
 
 
 def test_options_about_ids_that_the_draft_model_lacks_are_no_matter() -> None:
@@ -365,6 +413,29 @@ def test_options_about_ids_that_the_draft_model_lacks_are_no_matter() -> None:
     found, _ = run(sampling, DraftModelDrafter(Smaller(), PAIR), 4)
     assert same(found, run(sampling)[0])
     assert found.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("mode", ["greedy", "temperature 1", "rejection"])
+def test_ids_that_the_target_lacks_are_banned_before_anything_is_drawn(mode: str) -> None:
+    types = [1] * 256 + [3] * 4
+    types[B] = 5
+    pair = check_pair(TOKENIZER, byte_tokenizer(token_type=types))
+    assert pair.draft_only_token_ids == {B}
+    drafts: list[Draft] = []
+
+    class Watched(DraftModelDrafter):
+        def propose(self, requests):
+            found = super().propose(requests)
+            drafts.extend(found)
+            return found
+
+    options = MODES.get(mode, {"temperature": 1.0, "seed": 1, "acceptance": "rejection"})
+    # The bias would bring it back, were it added to anything but -infinity.
+    run(SamplingParams(ignore_eos=True, logit_bias={B: 100.0}, **options), Watched(TalkativeModel(), pair), 4)
+    assert sum(len(draft.token_ids) for draft in drafts) > 20
+    assert all(B not in draft.token_ids for draft in drafts)
+    assert all((draft.probs is not None) == (mode == "rejection") for draft in drafts if draft.token_ids)
+    assert all(B not in found.token_ids for draft in drafts for found in draft.probs or ())
 
 
 def test_drafts_end_at_the_requests_own_end_tokens() -> None:

@@ -43,7 +43,7 @@ OUT_OF_RANGE = [
     ("seed", (-1, 2**64, 1.5, True, "1")),
     ("max_tokens", (-1, 1.0, True, "1")),
     ("min_tokens", (-1, *NO_NUMBERS)),
-    ("stop", ("", ["a", ""], [1], None, 7)),
+    ("stop", ("", ["a", ""], [1], None, 7, "\udcff", ["a", "b\ud800"])),
     ("stop_token_ids", ([-1], [True], [1.0], 3, None, "7")),
     ("ignore_eos", (0, 1, None, "yes")),
     ("logprobs", (-1, 21, 1.0, True, "1")),
@@ -69,6 +69,30 @@ def test_values_out_of_range_are_errors_that_name_field_value_and_range(name: st
         assert "\n" not in str(caught.value)
         if value != "" and not isinstance(value, dict | list):
             assert str(caught.value).endswith(f"got {value!r}")
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [
+        ({"stop_token_ids": [*range(10_000), -1, -2]}, "got -1"),
+        ({"stop": ["a"] * 10_000 + [7]}, "got 7"),
+        ({"logit_bias": dict.fromkeys(range(10_000), 0.0) | {9: 101}}, r"got \(9, 101\)"),
+        ({"logit_bias": [(token_id, 0.0) for token_id in (*range(10_000), 42)]}, "got 42 twice"),
+    ],
+)
+def test_an_error_about_a_long_list_names_the_item(options: dict[str, object], got: str) -> None:
+    with pytest.raises(OptionError, match=got + "$") as caught:
+        SamplingParams(**options)
+    assert len(str(caught.value)) < 200
+
+
+def test_biases_as_arrays_are_made_once() -> None:
+    made = SamplingParams(logit_bias={9: 0.1, 2: -1.0})
+    assert made.bias_arrays is made.bias_arrays
+    token_ids, biases = made.bias_arrays
+    assert (token_ids.typecode, token_ids.tolist()) == ("i", [2, 9])
+    assert (biases.typecode, biases.tolist()) == ("f", [-1.0, pytest.approx(0.1)])
+    assert made == SamplingParams(logit_bias={9: 0.1, 2: -1.0})
 
 
 def test_every_field_has_its_range_tested() -> None:

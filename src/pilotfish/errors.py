@@ -67,11 +67,12 @@ class DrafterError(PilotfishError):
 
 
 class NonFiniteLogitsError(PilotfishError):
-    """A forward gave NaN, or nothing above -infinity, where logits were expected."""
+    """A forward gave NaN, +infinity where tokens are drawn, or nothing above -infinity, where logits were expected."""
 
     def __init__(self, row: int) -> None:
         super().__init__(
-            f"the model gave no usable logits (row {row}: NaN, or all -inf): the file is damaged or numerically unsound"
+            f"the model gave no usable logits (row {row}: NaN, +inf, or all -inf): the file is damaged or numerically "
+            "unsound"
         )
 
 

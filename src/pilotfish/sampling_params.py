@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 from pilotfish.errors import OptionError
@@ -22,7 +25,7 @@ class SamplingParams:
     """How tokens are chosen and when a request ends; what each option does to the logits is in `ops.sampling`.
 
     Raises `OptionError` for a value that is not in an option's range. Ranges are those of the OpenAI interface where it
-    has the option.
+    has the option, but for `temperature`, which ends at 2 there.
     """
 
     temperature: float = 0.0
@@ -42,7 +45,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = ()
     """Token ids with what is added to their logits, -100 to 100; kept as pairs in the order of ids."""
     seed: int | None = None
-    """0 to 2^64 - 1: the same seed gives the same text. None: each run another."""
+    """0 to 2^64 - 1: the same seed gives the same text, whatever is drafted, unless `acceptance` is "rejection": then
+    only with the same drafts. None: each run another."""
     max_tokens: int | None = None
     """Most output tokens, EOS included; None leaves it to EOS and the context length."""
     min_tokens: int = 0
@@ -80,7 +84,7 @@ class SamplingParams:
             raise OptionError(f"min_tokens must be at most max_tokens, {self.max_tokens}, got {self.min_tokens}")
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        self._check_each("stop", lambda item: isinstance(item, str) and item != "", "strings that are not empty")
+        self._check_each("stop", _is_text, "strings that are not empty, without lone surrogates")
         is_token_id = _integer(0, MAX_TOKEN_ID)
         self._check_each("stop_token_ids", is_token_id, f"integers from 0 to {MAX_TOKEN_ID}")
         if isinstance(self.logit_bias, Mapping):
@@ -89,10 +93,11 @@ class SamplingParams:
         def is_bias(pair: Any) -> bool:
             return isinstance(pair, tuple) and len(pair) == 2 and is_token_id(pair[0]) and _number(-100, 100)(pair[1])
 
-        pairs = self._check_each("logit_bias", is_bias, "token ids with a number from -100 to 100 each")
-        if len(dict(pairs)) != len(pairs):
-            raise OptionError(f"logit_bias must name each token id once, got {pairs!r}")
-        object.__setattr__(self, "logit_bias", tuple(sorted(pairs)))
+        pairs = sorted(self._check_each("logit_bias", is_bias, "token ids with a number from -100 to 100 each"))
+        for (token_id, _), (next_id, _) in pairwise(pairs):
+            if token_id == next_id:
+                raise OptionError(f"logit_bias must name each token id once, got {token_id} twice")
+        object.__setattr__(self, "logit_bias", tuple(pairs))
 
     @property
     def is_greedy(self) -> bool:
@@ -106,20 +111,25 @@ class SamplingParams:
             return "rejection" if self.seed is None else "matching"
         return self.acceptance
 
+    @cached_property
+    def bias_arrays(self) -> tuple[array[int], array[float]]:
+        """`logit_bias` as int32 ids, ascending, and float32 values: each row of logits needs them, so made once."""
+        pairs = dict(self.logit_bias)
+        return array("i", pairs.keys()), array("f", pairs.values())
+
     def _check(self, name: str, fits: Callable[[Any], bool], what: str) -> None:
         value = getattr(self, name)
         if not fits(value):
             raise OptionError(f"{name} must be {what}, got {value!r}")
 
     def _check_each(self, name: str, fits: Callable[[Any], bool], what: str) -> tuple[Any, ...]:
-        """Makes a field a tuple, all of whose items fit."""
+        """Makes a field a tuple, all of whose items fit; of a long list an error shows the first that does not."""
         value = getattr(self, name)
-        try:
-            items = tuple(value)
-        except TypeError:
-            items = (None,)
-        if not all(map(fits, items)):
-            raise OptionError(f"{name} must be {what}, got {value!r}")
+        is_list = isinstance(value, Iterable) and not isinstance(value, str)
+        items = tuple(value) if is_list else ()
+        misfits = (item for item in items if not fits(item)) if is_list else iter([value])
+        for misfit in misfits:
+            raise OptionError(f"{name} must be {what}, got {misfit!r}")
         object.__setattr__(self, name, items)
         return items
 
@@ -132,6 +142,11 @@ def _integer(low: int, high: float = math.inf) -> Callable[[Any], bool]:
 def _number(low: float, high: float) -> Callable[[Any], bool]:
     """NaN is in no range."""
     return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_text(value: Any) -> bool:
+    """A lone surrogate, such as stands for a byte of a command line that is not UTF-8, is in no text of a model."""
+    return isinstance(value, str) and value != "" and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:

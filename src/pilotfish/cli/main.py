@@ -90,7 +90,12 @@ def app(context: click.Context) -> None:
     help="Colour each token by how it came about: accepted (drafted and agreed to), recovered (replaces a rejected "
     "guess), bonus (follows a fully accepted draft), plain (nothing was drafted).",
 )
-@click.option("--json", is_flag=True, help="Print one JSON object (text, token_ids, finish_reason, stats) at the end.")
+@click.option(
+    "--json",
+    is_flag=True,
+    help="Print one JSON object (text, token_ids, finish_reason, stats, and logprobs with --logprobs) at the end; with "
+    "--n above 1 an array of them.",
+)
 def generate(**given: Any) -> None:
     """Answer PROMPT, streaming the text to stdout as it is decided and a summary to stderr.
 

@@ -93,7 +93,8 @@ _OPTIONS = (
         "--seed",
         type=WholeNumber(min=0, max=MAX_SEED),
         metavar="N",
-        help="The same seed gives the same answer, with and without a draft model. Default: each run another.",
+        help="The same seed gives the same answer, with and without a draft model (but see --acceptance). Default: "
+        "each run another.",
     ),
     click.option(
         "--min-tokens",
@@ -125,7 +126,7 @@ _OPTIONS = (
         type=WholeNumber(min=1, max=MAX_ANSWERS),
         metavar="N",
         default=1,
-        help=f"So many answers, 1 to {MAX_ANSWERS}. Default: 1. With --json: an array.",
+        help=f"So many answers, one after the other, 1 to {MAX_ANSWERS}. Default: 1.",
     ),
     click.option(
         "--acceptance",

@@ -79,5 +79,7 @@ class SequenceState:
                 self.finish_reason = "length"
             if self.finish_reason is not None:
                 text += self._text.finish()
+                if self._text.is_stopped:  # by the U+FFFD that stands for an incomplete character
+                    self.finish_reason = "stop"
             outputs.append(TokenOutput(token_id, text, kind, token_logprobs))
         return tuple(outputs)

@@ -27,7 +27,7 @@ from pilotfish.errors import DrafterError, InvariantError, NonFiniteLogitsError,
 from pilotfish.model import ForwardInput, run_forward
 from pilotfish.model.batch import ForwardModel
 from pilotfish.ops.sampling import token_logprobs
-from pilotfish.types import Draft, DraftRequest, FinishReason, TokenKind, TokenLogprobs, TokenOutput
+from pilotfish.types import Draft, DraftRequest, FinishReason, TokenKind, TokenLogprobs, TokenOutput, VerifyOutcome
 from pilotfish.verify import Verifier
 
 _NO_DRAFT = Draft(())
@@ -101,10 +101,13 @@ def step(
         timer.lap("draft_seconds")
         logits = run_forward(model, [work.forward_input for work in works])
         timer.lap("target_seconds")
+        # All before the first commit: what raises here, a drafter's untrue probabilities say, loses nobody's tokens.
+        verdicts = [_verify(work, rows, verifier) for work, rows in zip(works, logits, strict=True)]
+        timer.lap("verify_seconds")
         outputs = {
-            id(work.sequence): _commit(work, rows, drafters, verifier, timer)
-            for work, rows in zip(works, logits, strict=True)
+            id(work.sequence): _commit(work, verdict, drafters) for work, verdict in zip(works, verdicts, strict=True)
         }
+        timer.lap("cache_seconds")
     except BaseException:
         for work in works:
             work.restore()
@@ -174,24 +177,41 @@ def _usable(draft: Draft, limit: int, vocab_size: int, end_token_ids: frozenset[
     return Draft(tuple(token_ids), None if draft.probs is None else draft.probs[: len(token_ids)])
 
 
-def _commit(work: _Work, logits: Tensor, drafters: Sequence[Drafter], verifier: Verifier, timer: _Timer) -> StepOutput:
-    """Verifies one sequence's draft, appends what stands, rewinds the caches and checks their lengths."""
-    sequence = work.sequence
+@dataclass(frozen=True)
+class _Verdict:
+    """What is left of a draft and the target's own token after it, not committed yet."""
+
+    outcome: VerifyOutcome
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs | None]
+
+
+def _verify(work: _Work, logits: Tensor, verifier: Verifier) -> _Verdict | NonFiniteLogitsError | None:
+    """Verifies one sequence's draft and changes nothing; None for a prompt chunk that is not the last."""
     if not work.is_last_chunk:
+        return None
+    try:
+        outcome = verifier.verify(work.sequence, work.draft, logits)
+        token_ids = [*work.draft.token_ids[: outcome.num_accepted_tokens], outcome.next_token_id]
+        return _Verdict(outcome, token_ids, _logprobs(work.sequence, logits, token_ids))
+    except NonFiniteLogitsError as error:
+        return error
+
+
+def _commit(work: _Work, verdict: _Verdict | NonFiniteLogitsError | None, drafters: Sequence[Drafter]) -> StepOutput:
+    """Appends to one sequence what stands, rewinds the caches and checks their lengths."""
+    sequence = work.sequence
+    if verdict is None:
         _check_lengths(sequence, sequence.cache.length)
         return StepOutput(sequence.request_id, (), None)
-    try:
-        outcome = verifier.verify(sequence, work.draft, logits)
-        token_ids = [*work.draft.token_ids[: outcome.num_accepted_tokens], outcome.next_token_id]
-        logprobs = _logprobs(sequence, logits, token_ids)
-    except NonFiniteLogitsError as error:
+    if isinstance(verdict, NonFiniteLogitsError):
         work.restore()
         sequence.finish_reason = "abort"
-        return StepOutput(sequence.request_id, (), "abort", error)
-    timer.lap("verify_seconds")
+        return StepOutput(sequence.request_id, (), "abort", verdict)
+    outcome = verdict.outcome
     is_decode = sequence.stats.num_tokens > 0
     agreed: list[TokenKind] = ["accepted"] * outcome.num_accepted_tokens
-    tokens = sequence.commit(token_ids, [*agreed, outcome.next_kind], logprobs)
+    tokens = sequence.commit(verdict.token_ids, [*agreed, outcome.next_kind], verdict.logprobs)
     if is_decode:
         sequence.stats.num_steps += 1
         sequence.stats.num_draft_tokens += len(work.draft.token_ids)
@@ -199,7 +219,6 @@ def _commit(work: _Work, logits: Tensor, drafters: Sequence[Drafter], verifier: 
     sequence.cache.rewind(sequence.cache.length - (len(sequence.token_ids) - 1))
     for drafter in drafters:
         drafter.observe(sequence, outcome)
-    timer.lap("cache_seconds")
     _check_lengths(sequence, len(sequence.token_ids) - 1)
     return StepOutput(sequence.request_id, tokens, sequence.finish_reason)
 

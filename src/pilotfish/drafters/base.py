@@ -1,6 +1,7 @@
 """What a drafter is, and the shortest way to write one.
 
-A drafter may be wrong, late or hostile: it changes the speed of an answer, never a word of it.
+A drafter may be wrong, late or hostile: it changes the speed of an answer, never a word of it. One thing is taken on
+trust, where tokens are drawn without a seed: `Draft.probs` are what the tokens were drawn from.
 """
 
 from __future__ import annotations

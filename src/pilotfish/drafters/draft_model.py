@@ -137,7 +137,7 @@ class DraftModelDrafter:
         # The last draft token is not fed: before verification the cache holds the sequence and limit - 1 more.
         cache.reserve(len(feed) + limit - 1)
         sampling, vocab_size = request.sampling, self._model.config.vocab_size
-        if any(token_id >= vocab_size for token_id in dict(sampling.logit_bias)):
+        if any(token_id >= vocab_size for token_id in sampling.bias_arrays[0][-1:]):  # the largest
             known = {token_id: bias for token_id, bias in dict(sampling.logit_bias).items() if token_id < vocab_size}
             sampling = replace(sampling, logit_bias=known)
         end_token_ids = frozenset(token_id for token_id in request.sequence.end_token_ids if token_id < vocab_size)

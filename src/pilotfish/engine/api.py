@@ -232,12 +232,14 @@ def _number_of_answer(sampling: SamplingParams, answer: int | None) -> int:
 
 
 def _check_ids_of_options(tokenizer: Tokenizer, sampling: SamplingParams) -> None:
-    """Raises `OptionError` for an option that names an id which the model does not have."""
+    """Raises `OptionError` for an option that names an id which the model does not have, or never says."""
     for name, token_ids in (("logit_bias", dict(sampling.logit_bias)), ("stop_token_ids", sampling.stop_token_ids)):
         for token_id in token_ids:
             if token_id >= tokenizer.vocab_size:
                 most = tokenizer.vocab_size - 1
                 raise OptionError(f"{name} must name token ids of this model, from 0 to {most}, got {token_id}")
+            if token_id in tokenizer.padding_token_ids:
+                raise OptionError(f"{name} names token id {token_id}, which is padding in this model: it is never said")
 
 
 def _known_id(tokenizer: Tokenizer, token_id: object) -> int:

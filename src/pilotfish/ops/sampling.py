@@ -66,10 +66,10 @@ def distributions(
     num_rows, vocab_size = logits.shape
     if len(draft_token_ids) < num_rows - 1:
         raise ValueError(f"distributions: {num_rows} rows need {num_rows - 1} draft tokens, got {len(draft_token_ids)}")
-    biases = dict(sampling.logit_bias)
-    for name, token_ids in (("logit_bias", biases), ("end_token_ids", end_token_ids)):
-        if any(not 0 <= token_id < vocab_size for token_id in token_ids):
-            raise OptionError(f"{name} has an id that is not below the vocabulary's size, {vocab_size}: {token_ids}")
+    for name, token_ids in (("logit_bias", sampling.bias_arrays[0][-1:]), ("end_token_ids", end_token_ids)):
+        for token_id in token_ids:  # of biases the last has the largest id
+            if not 0 <= token_id < vocab_size:
+                raise OptionError(f"{name} has an id that is not below the vocabulary's size, {vocab_size}: {token_id}")
     return (
         next_distribution(logits[row], sampling, history, draft_token_ids[:row], end_token_ids, row)
         for row in range(num_rows)
@@ -113,8 +113,9 @@ def process_logits(
     if not (sampling.logit_bias or penalised or goes_on):
         return logits
     x = logits.numpy().copy()  # torch would wake its threads for this
-    for token_id, bias in dict(sampling.logit_bias).items():
-        x[token_id] += np.float32(bias)
+    if sampling.logit_bias:
+        biased, biases = map(np.asarray, sampling.bias_arrays)
+        x[biased] += biases
     if penalised:
         token_ids, counts = history.counts(draft_token_ids)
         values = x[token_ids]

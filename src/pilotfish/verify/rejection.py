@@ -50,15 +50,20 @@ def is_accepted(p: float, q: float, u: float) -> bool:
 
 def residual_probs(p: Distribution, q: Distribution) -> Distribution:
     """max(p - q, 0), made to add up to 1; p itself where nothing of that is left, or it is not finite."""
-    q_everywhere = np.zeros(1 + max(p.token_ids[-1], q.token_ids[-1]))
-    q_everywhere[q.token_ids] = q.probs
-    left = np.maximum(p.probs - q_everywhere[p.token_ids], 0.0)
-    total = left.sum()
-    if not 0 < total < np.inf:
+    left = p.probs.copy()
+    if np.array_equal(p.token_ids, q.token_ids):
+        left -= q.probs
+    else:
+        places = np.minimum(np.searchsorted(p.token_ids, q.token_ids), len(left) - 1)
+        in_both = p.token_ids[places] == q.token_ids
+        left[places[in_both]] -= q.probs[in_both]
+    kept = np.flatnonzero(left > 0)
+    probs = left[kept]
+    total = probs.sum()
+    if not (0 < total < np.inf and np.isfinite(left.sum())):
         return p
-    left /= total
-    kept = left >= np.finfo(np.float64).tiny  # of what is smaller there is no exact logarithm
-    return Distribution(p.token_ids[kept], left[kept])
+    probs /= total
+    return Distribution(p.token_ids[kept], probs)
 
 
 def draft_distribution(draft: Draft, row: int) -> Distribution:
@@ -67,12 +72,15 @@ def draft_distribution(draft: Draft, row: int) -> Distribution:
     if draft.probs is None:
         return Distribution(np.array([token_id], np.int32), np.ones(1))
     q = draft.probs[row]
+    if q.token_ids[0] < 0 or (np.diff(q.token_ids) <= 0).any():
+        raise DrafterError(f"a drafter gave probabilities of ids that do not ascend from 0: {q.token_ids}")
     with np.errstate(invalid="ignore"):  # not a number is an answer too
         total, own = float(q.probs.sum()), prob_of(q, token_id)
-    if not (abs(total - 1) < _SUM_TOLERANCE and own > 0):
+    if not (abs(total - 1) < _SUM_TOLERANCE and own > 0 and q.probs.min() >= 0):
         raise DrafterError(
             f"a drafter gave probabilities that its token {token_id} cannot have been drawn from: they add up to "
-            f"{total}, its own is {own}; give the distribution that each token was drawn from, or no probs"
+            f"{total}, the least is {q.probs.min()}, its own is {own}; give the distribution "
+            "that each token was drawn from, or no probs"
         )
     return q
 
