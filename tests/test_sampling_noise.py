@@ -13,7 +13,15 @@ import pytest
 from scipy import stats
 
 from pilotfish.ops import sampling_reference
-from pilotfish.ops.sampling import Distribution, gumbel_argmax, noise_key
+from pilotfish.ops.sampling import (
+    Distribution,
+    NoisePurpose,
+    draft_key,
+    gumbel_argmax,
+    noise_key,
+    purpose_key,
+    uniform,
+)
 
 FALSE_ALARM = 1e-6
 NUM_DRAWS = 100_000
@@ -122,3 +130,16 @@ def test_equal_scores_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sampling_reference, "uniform", lambda stream, ids: np.full(len(ids), 0.5))
     assert sampling_reference.gumbel_argmax(table((0.25, 0.25, 0.25, 0.25)), 0) == 7
     assert sampling_reference.gumbel_argmax(table((0.2, 0.4, 0.4)), 0) == 1007
+
+
+def test_each_purpose_and_each_step_has_noise_of_its_own() -> None:
+    """What rejection sampling stands on: the draws for acceptance, recovery and drafts are independent, and a position
+    that is drafted for in two steps gets fresh noise. Ten looks, each at a false-alarm rate of 1e-6."""
+    key = noise_key(3)
+    keys = [purpose_key(key, purpose) for purpose in NoisePurpose] + [draft_key(key, 5), draft_key(key, 6)]
+    assert len({key, *keys}) == 6
+    cells = [[int(16 * uniform(each, position)) for position in range(20_000)] for each in keys]
+    for place, one in enumerate(cells):
+        for other in cells[:place]:
+            pairs = np.bincount([16 * a + b for a, b in zip(one, other, strict=True)], minlength=256)
+            assert stats.chisquare(pairs).pvalue > FALSE_ALARM
