@@ -158,7 +158,7 @@ int64_t argmax(const float* x, int64_t size) {
       best_part = start;
     }
   }
-  if (best_part < 0 || fold_sum(poison) != 0.0f) return -1;
+  if (best_part < 0 || most == __builtin_inff() || fold_sum(poison) != 0.0f) return -1;
   int64_t best = best_part;
   while (x[best] != most) best++;
   return best;

@@ -142,7 +142,7 @@ struct Kernels {
   // Puts the chunks of one head together, in their order: y [head_dim].
   void (*attention_merge)(int64_t num_chunks, int64_t head_dim, const float* largest, const float* sums,
                           const float* weighted, int64_t stride, float* y);
-  // The first of the largest values; -1 where there is a NaN or nothing above -infinity.
+  // The first of the largest values; -1 where there is a NaN, +infinity, or nothing above -infinity.
   int64_t (*argmax)(const float* x, int64_t size);
   float (*log_sum_exp)(const float* x, int64_t size);
   // The largest of each kPart values; false where there is a NaN.

@@ -67,7 +67,7 @@ class DrafterError(PilotfishError):
 
 
 class NonFiniteLogitsError(PilotfishError):
-    """A forward gave NaN, +infinity where tokens are drawn, or nothing above -infinity, where logits were expected."""
+    """A forward gave NaN, +infinity, or nothing above -infinity, where logits were expected."""
 
     def __init__(self, row: int) -> None:
         super().__init__(

@@ -184,12 +184,12 @@ def attention(
 def argmax(logits: Tensor) -> list[int]:
     """Per row of float32 [n, vocab_size] the lowest id with the largest logit.
 
-    Raises `NonFiniteLogitsError` where a row holds NaN or nothing above -infinity.
+    Raises `NonFiniteLogitsError` where a row holds NaN, +infinity, or nothing above -infinity.
     """
     best: list[int] = []
     for index, row in enumerate(logits):
         value, token_id = row.max(dim=0)
-        if torch.isnan(value) or value == -torch.inf:
+        if not torch.isfinite(value):
             raise NonFiniteLogitsError(index)
         best.append(int(token_id))
     return best
