@@ -36,9 +36,7 @@ def cut(text: str, stop: Sequence[str]) -> tuple[str, int]:
 
 
 TEXTS = st.text("ab", max_size=4)
-
-
-STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 
 
 @given(pieces=st.lists(TEXTS, max_size=12), rest=TEXTS, stop=STOPS)
@@ -55,8 +53,8 @@ def test_text_ends_before_the_stop_string_that_is_complete_first(pieces: list[st
         if text.is_stopped:
             assert num_read <= read
             break
-        held = whole[len(shown) : read]  # only what may become a stop string
-        assert held == "" or any(each.startswith(held) for each in stop)
+        ends = [whole[start:read] for start in range(read + 1)]  # the longest that may become a stop string is held
+        assert whole[len(shown) : read] == next(end for end in ends if any(e.startswith(end) for e in ["", *stop]))
     shown += text.finish()
     assert shown == expected
     if text.is_stopped:
@@ -80,6 +78,13 @@ def test_characters_of_several_tokens(stop: list[str], expected: str) -> None:
         if not text.is_stopped:
             shown += text.append(byte)
     assert shown + text.finish() == expected
+
+
+def test_thousands_of_long_stop_strings_over_a_text_that_almost_matches_them() -> None:
+    stop = [f"{'a' * 1000}{number}" for number in range(3000)]
+    text = OutputText(Pieces(["a" * 999, "a", "b", "a" * 2000, "29", "99"]), stop)
+    assert [text.append(0), text.append(1), text.append(2)] == ["", "", "a" * 1000 + "b"]
+    assert (text.append(3), text.append(4), text.is_stopped) == ("a" * 1000, "", True)
 
 
 def test_a_character_that_is_never_complete_is_no_way_past_a_stop_string() -> None:
