@@ -12,7 +12,7 @@ from tiny_models import ARCHITECTURES, tiny_config, write_tiny_model
 import pilotfish
 from pilotfish import SamplingParams
 from pilotfish.formats.gguf import GGUFFile
-from pilotfish.ops.native import PackedLinear
+from pilotfish.ops.native_layers import PackedLinear
 from pilotfish.ops.reference import ReferenceBackend
 
 SIZES = {"num_layers": 6, "hidden_size": 256, "intermediate_size": 1024, "num_heads": 16, "num_kv_heads": 8}

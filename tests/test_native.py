@@ -29,11 +29,12 @@ from pilotfish.model import ForwardInput, Transformer, run_forward
 from pilotfish.ops import reference
 from pilotfish.ops.backend import AttentionInputs, HeadNorms, LayerWeights, Norm, Projection
 from pilotfish.ops.cores import num_usable_cores
-from pilotfish.ops.native import _TYPES, NativeBackend, choose_backend
+from pilotfish.ops.native import NativeBackend, choose_backend
+from pilotfish.ops.native_arguments import TYPE_NUMBERS
 from pilotfish.types import RawTensor, WeightType
 
 ISAS = _kernels.instruction_sets()
-TYPES = list(_TYPES)
+TYPES = list(TYPE_NUMBERS)
 QUANTISED = [kind for kind in TYPES if kind.block_size > 1]
 FLOATS = [kind for kind in TYPES if kind.block_size == 1]
 SOME_MLX = [WeightType.MLX4_64_BF16, WeightType.MLX8_128_F32]

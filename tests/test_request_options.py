@@ -360,6 +360,7 @@ def test_logits_that_are_not_finite_end_their_own_request_alone() -> None:
         (Draft((A, 260), ()), "drew id 260, which the target lacks"),
         (Draft((A, B), (Distribution(*map(torch.Tensor.numpy, (torch.tensor([A]).int(), torch.ones(1).double()))),)),
          "probabilities for 1 of 2 tokens"),
+        (Draft((A,), ([0.1, 0.9],)), "must be a Distribution for each token, got list"),
     ],
 )  # fmt: skip
 def test_a_drafter_with_probabilities_must_stand_by_its_draws(draft: Draft, telling: str) -> None:

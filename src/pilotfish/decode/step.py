@@ -27,7 +27,16 @@ from pilotfish.errors import DrafterError, InvariantError, NonFiniteLogitsError,
 from pilotfish.model import ForwardInput, run_forward
 from pilotfish.model.batch import ForwardModel
 from pilotfish.ops.sampling import token_logprobs
-from pilotfish.types import Draft, DraftRequest, FinishReason, TokenKind, TokenLogprobs, TokenOutput, VerifyOutcome
+from pilotfish.types import (
+    Distribution,
+    Draft,
+    DraftRequest,
+    FinishReason,
+    TokenKind,
+    TokenLogprobs,
+    TokenOutput,
+    VerifyOutcome,
+)
 from pilotfish.verify import Verifier
 
 _NO_DRAFT = Draft(())
@@ -172,9 +181,15 @@ def _usable(draft: Draft, limit: int, vocab_size: int, end_token_ids: frozenset[
         token_ids.append(token_id)
         if token_id in end_token_ids:
             break
-    if draft.probs is not None and len(draft.probs) < len(token_ids):
+    if draft.probs is None:
+        return Draft(tuple(token_ids))
+    if len(draft.probs) < len(token_ids):
         raise DrafterError(f"a drafter gave probabilities for {len(draft.probs)} of {len(draft.token_ids)} tokens")
-    return Draft(tuple(token_ids), None if draft.probs is None else draft.probs[: len(token_ids)])
+    probs = tuple(draft.probs[: len(token_ids)])
+    for own in probs:
+        if not isinstance(own, Distribution):
+            raise DrafterError(f"a drafter's probs must be a Distribution for each token, got {type(own).__name__}")
+    return Draft(tuple(token_ids), probs)
 
 
 @dataclass(frozen=True)

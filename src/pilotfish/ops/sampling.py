@@ -66,10 +66,10 @@ def distributions(
     num_rows, vocab_size = logits.shape
     if len(draft_token_ids) < num_rows - 1:
         raise ValueError(f"distributions: {num_rows} rows need {num_rows - 1} draft tokens, got {len(draft_token_ids)}")
-    for name, token_ids in (("logit_bias", sampling.bias_arrays[0][-1:]), ("end_token_ids", end_token_ids)):
-        for token_id in token_ids:  # of biases the last has the largest id
-            if not 0 <= token_id < vocab_size:
-                raise OptionError(f"{name} has an id that is not below the vocabulary's size, {vocab_size}: {token_id}")
+    biased = sampling.bias_arrays[0][-1:]  # the last has the largest id
+    for name, largest in (("logit_bias", max(biased, default=0)), ("end_token_ids", max(end_token_ids, default=0))):
+        if largest >= vocab_size:
+            raise OptionError(f"{name} has an id that is not below the vocabulary's size, {vocab_size}: {largest}")
     return (
         next_distribution(logits[row], sampling, history, draft_token_ids[:row], end_token_ids, row)
         for row in range(num_rows)
