@@ -1,8 +1,17 @@
-"""What sampling adds to a verification step: the chain, the noise and log-probabilities for five rows of real logits.
+"""What sampling adds to a step of a pair: the verification of four draft tokens, and the draft model's own draws.
 
-The rows are the target's own predictions inside a text that is also the history for penalties. Each cost is a median
-over rounds that take every measurement once, each second round in reverse, a five-row forward of the target among them;
-`share` is the cost over that forward. Everything here runs in one thread. The last line of stdout is one JSON object.
+Each model's logits are its predictions inside a text, which is also the history for penalties. By set of options:
+
+    matching    five rows under seed-exact matching, all drafts accepted: the chain of each row and a draw from it
+                (at temperature 0 under greedy verification: the chain and the argmax)
+    rejection   five rows under rejection sampling, all drafts accepted: chain and acceptance, and a draw from the last
+    rejected    one row whose draft token is rejected: chain, residual, and a draw from that
+    drafting    four rows of the draft model: likewise
+
+and besides argmax and log-probabilities of five rows. Each is a median over rounds that take every measurement once,
+each second round in reverse, a forward of five rows and a draft step among them. `step` is the largest of the first
+three over that forward, `draft` the fourth over four draft steps. Forwards run in all threads, sampling in one. The
+last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,33 +25,51 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from pilotfish import DenseCache, PilotfishError, SamplingParams, catalog, load
+from pilotfish import (
+    DenseCache,
+    Distribution,
+    Draft,
+    PilotfishError,
+    SamplingParams,
+    Tokenizer,
+    catalog,
+    check_pair,
+    load,
+)
+from pilotfish.decode import SequenceState
 from pilotfish.model import ForwardInput, run_forward
-from pilotfish.model.batch import prefill
+from pilotfish.model.batch import ForwardModel, prefill
 from pilotfish.model.calibrate import Clock, Stopwatch, interleaved, medians, native_backend
 from pilotfish.ops.native import argmax
-from pilotfish.ops.sampling import TokenHistory, distributions, gumbel_argmax, noise_key, token_logprobs
+from pilotfish.ops.sampling import distributions, gumbel_argmax, process_logits, token_logprobs
+from pilotfish.verify import GreedyVerifier, MatchingVerifier, RejectionVerifier, Verifier
 
 TEXT = Path(__file__).with_name("accuracy.txt")
-NUM_ROWS = 5
+NUM_DRAFT_TOKENS = 4
+NUM_ROWS = NUM_DRAFT_TOKENS + 1
 CHUNK = 128
 PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5}
-CHAINS = {
-    "temperature 1": SamplingParams(temperature=1.0),
-    "top_k 50": SamplingParams(temperature=1.0, top_k=50),
-    "top_p 0.95": SamplingParams(temperature=1.0, top_p=0.95),
-    "min_p 0.05": SamplingParams(temperature=1.0, min_p=0.05),
-    "temperature 2, top_p 0.95": SamplingParams(temperature=2.0, top_p=0.95),
-    "penalties, top_p 0.95": SamplingParams(temperature=0.8, top_p=0.95, **PENALTIES),
-    "penalties, top_k 50, top_p 0.95": SamplingParams(temperature=0.8, top_k=50, top_p=0.95, **PENALTIES),
+OPTIONS = {
+    "temperature 1": SamplingParams(temperature=1.0, seed=0),
+    "top_k 50": SamplingParams(temperature=1.0, top_k=50, seed=0),
+    "top_p 0.95": SamplingParams(temperature=1.0, top_p=0.95, seed=0),
+    "min_p 0.05": SamplingParams(temperature=1.0, min_p=0.05, seed=0),
+    "temperature 2, top_p 0.95": SamplingParams(temperature=2.0, top_p=0.95, seed=0),
+    "penalties, top_p 0.95": SamplingParams(temperature=0.8, top_p=0.95, seed=0, **PENALTIES),
+    "penalties, top_k 50, top_p 0.95": SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=0, **PENALTIES),
     "penalties, greedy": SamplingParams(**PENALTIES),
 }
-FORWARD = "forward of five rows"
+PARTS = ("matching", "rejection", "rejected", "drafting")
+FORWARD, DRAFT_STEP = "forward of five rows", "draft step"
+ARGMAX, LOGPROBS = "argmax of five rows", "log-probabilities of five rows, 20 likeliest"
+
+Work = Callable[[], object]
 
 
-def read_logits(model: Any, token_ids: list[int]) -> Tensor:
+def read_logits(model: ForwardModel, token_ids: list[int]) -> Tensor:
     """float32 [NUM_ROWS, vocab_size]: what the model says after each of the last tokens."""
     cache = DenseCache(model.config)
     prefill(model, cache, token_ids[:-NUM_ROWS], CHUNK)
@@ -51,61 +78,129 @@ def read_logits(model: Any, token_ids: list[int]) -> Tensor:
     return logits
 
 
-def measure(model: Any, token_ids: list[int], rounds: int, clock: Clock = time.perf_counter) -> dict[str, Any]:
-    logits, history, draft = read_logits(model, token_ids), TokenHistory([]), token_ids[: NUM_ROWS - 1]
-    for token_id in token_ids:
-        history.append(token_id)
-    key = noise_key(0)
+def verification(verifier: Verifier, sequence: SequenceState, draft: Draft, logits: Tensor, num_accepted: int) -> Work:
+    """A verification to be timed, which must accept so many tokens."""
+    accepted = verifier.verify(sequence, draft, logits).num_accepted_tokens
+    if accepted != num_accepted:
+        raise AssertionError(f"{verifier} accepted {accepted} draft tokens, where {num_accepted} should be timed")
+    return partial(verifier.verify, sequence, draft, logits)
 
-    def chain(sampling: SamplingParams, draws: bool = False) -> None:
-        for position, found in enumerate(distributions(logits, sampling, history, draft)):
-            if draws:
-                gumbel_argmax(found, key, position)
 
-    def timed(work: Callable[[], object]) -> float:
+def parts(sequence: SequenceState, target: Tensor, draft: Tensor) -> dict[str, Work]:
+    """What is timed for one request, from both models' logits."""
+    agreed: tuple[int, ...] = ()
+    verifier: Verifier = GreedyVerifier() if sequence.sampling.is_greedy else MatchingVerifier()
+    while len(agreed) < NUM_DRAFT_TOKENS:  # what the target itself says after so many tokens of its own
+        agreed += (verifier.verify(sequence, Draft(agreed), target[: len(agreed) + 1]).next_token_id,)
+
+    def rows(logits: Tensor) -> list[Distribution]:
+        return list(distributions(logits[:NUM_DRAFT_TOKENS], sequence.sampling, sequence.history, agreed))
+
+    def draw() -> None:
+        for position, found in enumerate(rows(draft), len(sequence.token_ids)):
+            gumbel_argmax(found, sequence.noise_key, position)
+
+    def choose() -> None:
+        for row in range(NUM_DRAFT_TOKENS):
+            argmax(process_logits(draft[row], sequence.sampling, sequence.history, agreed[:row], ()).unsqueeze(0))
+
+    work: dict[str, Work] = {
+        "matching": verification(verifier, sequence, Draft(agreed), target, NUM_DRAFT_TOKENS),
+        "drafting": choose if sequence.sampling.is_greedy else draw,
+    }
+    if not sequence.sampling.is_greedy:
+        likely, unlike = Draft(agreed, tuple(rows(target))), unlikely_draft(rows(target)[0], target[0])
+        work["rejection"] = verification(RejectionVerifier(), sequence, likely, target, NUM_DRAFT_TOKENS)
+        work["rejected"] = verification(RejectionVerifier(), sequence, unlike, target[:2], 0)
+    return work
+
+
+def unlikely_draft(p: Distribution, logits: Tensor) -> Draft:
+    """The id that the target finds least likely, drawn from what else is p."""
+    token_id = int(logits.argmin())
+    token_ids = np.union1d(p.token_ids, np.array([token_id], np.int32))
+    q = np.zeros(len(token_ids))
+    q[np.searchsorted(token_ids, p.token_ids)] = p.probs / 2
+    q[np.searchsorted(token_ids, token_id)] += 0.5
+    return Draft((token_id,), (Distribution(token_ids, q),))
+
+
+def measure(
+    target: ForwardModel, draft: ForwardModel, tokenizer: Tokenizer, text: str, rounds: int, clock: Clock
+) -> dict[str, Any]:
+    token_ids = tokenizer.encode(text)
+    logits, draft_logits = read_logits(target, token_ids), read_logits(draft, token_ids)
+    sequences = {
+        name: SequenceState(
+            name, list(token_ids), DenseCache(target.config), sampling, frozenset(), target.config.context_length,
+            tokenizer.detokenizer(),
+        )
+        for name, sampling in OPTIONS.items()
+    }  # fmt: skip
+    work: dict[Hashable, Work] = {
+        (name, part): run
+        for name, sequence in sequences.items()
+        for part, run in parts(sequence, logits, draft_logits).items()
+    }
+    work[ARGMAX] = partial(argmax, logits)
+    work[LOGPROBS] = partial(token_logprobs, logits, token_ids[:NUM_ROWS], 20)
+
+    def timed(run: Work) -> float:
         start = clock()
-        work()
+        run()
         return clock() - start
 
-    costs: dict[str, Callable[[], object]] = {name: partial(chain, sampling) for name, sampling in CHAINS.items()}
-    costs |= {f"{name}, a draw": partial(chain, CHAINS[name], True) for name in ("temperature 1", "top_p 0.95")}
-    costs["argmax"] = partial(argmax, logits)
-    costs["log-probabilities, 20 likeliest"] = partial(token_logprobs, logits, token_ids[:NUM_ROWS], 20)
-    measurements: dict[Hashable, Callable[[], float]] = {name: partial(timed, work) for name, work in costs.items()}
-    measurements[FORWARD] = partial(Stopwatch(model, 64).forward, NUM_ROWS)
+    measurements: dict[Hashable, Callable[[], float]] = {key: partial(timed, run) for key, run in work.items()}
+    measurements[FORWARD] = partial(Stopwatch(target, 64, clock=clock).forward, NUM_ROWS)
+    measurements[DRAFT_STEP] = Stopwatch(draft, 64, clock=clock).draft_step
     interleaved(measurements, 1)
     seconds = medians(interleaved(measurements, rounds))
-    survivors = {
-        name: [len(found.probs) for found in distributions(logits, sampling, history, draft)]
-        for name, sampling in CHAINS.items()
+    costs = {name: {part: 1e3 * seconds[name, part] for part in PARTS if (name, part) in seconds} for name in sequences}
+    step_shares = {
+        name: max(each[part] for part in PARTS[:3] if part in each) / 1e3 / seconds[FORWARD]
+        for name, each in costs.items()
+    }
+    draft_shares = {
+        name: each["drafting"] / 1e3 / (NUM_DRAFT_TOKENS * seconds[DRAFT_STEP]) for name, each in costs.items()
     }
     return {
         "vocab_size": logits.shape[1],
         "history_tokens": len(token_ids),
         "rounds": rounds,
         "forward_ms": 1e3 * seconds[FORWARD],
-        "cost_ms": {name: 1e3 * seconds[name] for name in costs},
-        "share": {name: seconds[name] / seconds[FORWARD] for name in costs},
-        "survivors": survivors,
+        "draft_step_ms": 1e3 * seconds[DRAFT_STEP],
+        "cost_ms": costs,
+        "step_share": step_shares,
+        "draft_share": draft_shares,
+        "argmax_ms": 1e3 * seconds[ARGMAX],
+        "logprobs_ms": 1e3 * seconds[LOGPROBS],
+        "ids_left": {
+            name: [len(found.probs) for found in distributions(logits, sequence.sampling, sequence.history, token_ids)]
+            for name, sequence in sequences.items()
+        },
     }
 
 
 def table(report: dict[str, Any]) -> str:
     lines = [
         f"{NUM_ROWS} rows of {report['vocab_size']} logits, {report['history_tokens']} tokens of history; medians of "
-        f"{report['rounds']} rounds; {FORWARD}: {report['forward_ms']:.1f} ms",
-        f"{'':34}{'ms':>8}{'share':>9}   ids left in each row",
+        f"{report['rounds']} rounds; {FORWARD}: {report['forward_ms']:.1f} ms, {DRAFT_STEP}: "
+        f"{report['draft_step_ms']:.1f} ms",
+        f"{'ms':34}" + "".join(f"{part:>11}" for part in PARTS) + f"{'step':>8}{'draft':>8}   ids left in each row",
     ]
-    for name, cost in report["cost_ms"].items():
-        counts = ", ".join(map(str, report["survivors"].get(name, ())))
-        lines.append(f"{name:34}{cost:8.2f}{report['share'][name]:9.1%}   {counts}")
+    for name, costs in report["cost_ms"].items():
+        cells = "".join(f"{costs[part]:11.2f}" if part in costs else f"{'':11}" for part in PARTS)
+        shares = f"{report['step_share'][name]:8.1%}{report['draft_share'][name]:8.1%}"
+        lines.append(f"{name:34}{cells}{shares}   {', '.join(map(str, report['ids_left'][name]))}")
+    lines += [f"{ARGMAX}: {report['argmax_ms']:.2f} ms", f"{LOGPROBS}: {report['logprobs_ms']:.2f} ms"]
     return "\n".join(lines)
 
 
 def main() -> None:
-    target = catalog.default_pair()[0]
-    parser = argparse.ArgumentParser(description="Measure what sampling costs beside a forward of five rows.")
-    parser.add_argument("--model", default=target, help=f"a catalog name or a file ({target})")
+    target, draft = catalog.default_pair()
+    parser = argparse.ArgumentParser(description="Measure what sampling costs beside the forwards of a step.")
+    parser.add_argument("--model", default=target, help=f"the target: a catalog name or a file ({target})")
+    parser.add_argument("--draft-model", default=draft, help=f"the draft model, likewise ({draft})")
     parser.add_argument("--rounds", type=int, default=31, help="how often everything is measured (31)")
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
@@ -113,7 +208,10 @@ def main() -> None:
         parser.error("--rounds must be at least 1")
     try:
         model, tokenizer = load(options.model, backend=native_backend())
-        report = measure(model, tokenizer.encode(TEXT.read_text("utf-8")), options.rounds)
+        draft_model, draft_tokenizer = load(options.draft_model, backend=native_backend())
+        text = TEXT.read_text("utf-8")
+        check_pair(draft_tokenizer, tokenizer, text)
+        report = measure(model, draft_model, tokenizer, text, options.rounds, time.perf_counter)
     except PilotfishError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

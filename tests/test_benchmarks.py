@@ -304,7 +304,7 @@ def test_kernels_measures_a_pair_with_random_weights(monkeypatch: pytest.MonkeyP
     json.dumps(report)
 
 
-def test_sampling_holds_each_cost_against_a_forward_of_five_rows(tmp_path: Path) -> None:
+def test_sampling_holds_each_cost_against_the_forwards_of_a_step(tmp_path: Path) -> None:
     model, tokenizer = pilotfish.load(write_tiny_model(tmp_path / "tiny.gguf"))
     clock = FakeClock()
 
@@ -312,13 +312,18 @@ def test_sampling_holds_each_cost_against_a_forward_of_five_rows(tmp_path: Path)
         clock.now += 1
         return clock.now
 
-    report = sampling.measure(model, tokenizer.encode("Some text, " * 9), 3, clock=second)
-    assert set(report["cost_ms"]) == set(report["share"]) > set(sampling.CHAINS)
-    assert set(report["cost_ms"].values()) == {1000.0}  # each measurement looks at the clock twice
-    assert all(share == pytest.approx(1000 / report["forward_ms"]) for share in report["share"].values())
-    assert all(len(counts) == 5 for counts in report["survivors"].values())
-    assert report["survivors"]["penalties, greedy"] == [1] * 5
-    assert report["survivors"]["top_k 50"] == [50] * 5
+    report = sampling.measure(model, model, tokenizer, "Some text, " * 9, 3, clock=second)
+    greedy = {"matching", "drafting"}
+    assert {name: set(costs) for name, costs in report["cost_ms"].items()} == {
+        name: greedy if options.is_greedy else {*sampling.PARTS} for name, options in sampling.OPTIONS.items()
+    }
+    # Each measurement looks at the clock twice, a second apart.
+    costs = [cost for each in report["cost_ms"].values() for cost in each.values()]
+    assert {*costs, *(report[f"{name}_ms"] for name in ("forward", "draft_step", "argmax", "logprobs"))} == {1000.0}
+    assert (set(report["step_share"].values()), set(report["draft_share"].values())) == ({1.0}, {0.25})
+    assert all(len(counts) == 5 for counts in report["ids_left"].values())
+    assert report["ids_left"]["penalties, greedy"] == [1] * 5
+    assert report["ids_left"]["top_k 50"] == [50] * 5
     json.dumps(report)
     lines = sampling.table(report).splitlines()
     assert [name for name in report["cost_ms"] if not any(line.startswith(name) for line in lines)] == []
