@@ -44,7 +44,7 @@ from pilotfish.model import ForwardInput, run_forward
 from pilotfish.model.batch import ForwardModel, prefill
 from pilotfish.model.calibrate import Clock, Stopwatch, interleaved, medians, native_backend
 from pilotfish.ops.native import argmax
-from pilotfish.ops.sampling import distributions, gumbel_argmax, process_logits, token_logprobs
+from pilotfish.ops.sampling import greedy_token, gumbel_argmax, next_distribution, token_logprobs
 from pilotfish.verify import GreedyVerifier, MatchingVerifier, RejectionVerifier, Verifier
 
 TEXT = Path(__file__).with_name("accuracy.txt")
@@ -93,23 +93,24 @@ def parts(sequence: SequenceState, target: Tensor, draft: Tensor) -> dict[str, W
     while len(agreed) < NUM_DRAFT_TOKENS:  # what the target itself says after so many tokens of its own
         agreed += (verifier.verify(sequence, Draft(agreed), target[: len(agreed) + 1]).next_token_id,)
 
-    def rows(logits: Tensor) -> list[Distribution]:
-        return list(distributions(logits[:NUM_DRAFT_TOKENS], sequence.sampling, sequence.history, agreed))
+    def chain(logits: Tensor, row: int) -> Distribution:
+        return next_distribution(logits[row], sequence.sampling, sequence.history, agreed[:row])
 
     def draw() -> None:
-        for position, found in enumerate(rows(draft), len(sequence.token_ids)):
-            gumbel_argmax(found, sequence.noise_key, position)
+        for row in range(NUM_DRAFT_TOKENS):
+            gumbel_argmax(chain(draft, row), sequence.noise_key, len(sequence.token_ids) + row)
 
     def choose() -> None:
         for row in range(NUM_DRAFT_TOKENS):
-            argmax(process_logits(draft[row], sequence.sampling, sequence.history, agreed[:row], ()).unsqueeze(0))
+            greedy_token(draft[row], sequence.sampling, sequence.history, agreed[:row])
 
     work: dict[str, Work] = {
         "matching": verification(verifier, sequence, Draft(agreed), target, NUM_DRAFT_TOKENS),
         "drafting": choose if sequence.sampling.is_greedy else draw,
     }
     if not sequence.sampling.is_greedy:
-        likely, unlike = Draft(agreed, tuple(rows(target))), unlikely_draft(rows(target)[0], target[0])
+        likely = Draft(agreed, tuple(chain(target, row) for row in range(NUM_DRAFT_TOKENS)))
+        unlike = unlikely_draft(chain(target, 0), target[0])
         work["rejection"] = verification(RejectionVerifier(), sequence, likely, target, NUM_DRAFT_TOKENS)
         work["rejected"] = verification(RejectionVerifier(), sequence, unlike, target[:2], 0)
     return work
@@ -175,8 +176,9 @@ def measure(
         "argmax_ms": 1e3 * seconds[ARGMAX],
         "logprobs_ms": 1e3 * seconds[LOGPROBS],
         "ids_left": {
-            name: [len(found.probs) for found in distributions(logits, sequence.sampling, sequence.history, token_ids)]
+            name: len(next_distribution(logits[-1], sequence.sampling, sequence.history).probs)
             for name, sequence in sequences.items()
+            if not sequence.sampling.is_greedy
         },
     }
 
@@ -186,12 +188,12 @@ def table(report: dict[str, Any]) -> str:
         f"{NUM_ROWS} rows of {report['vocab_size']} logits, {report['history_tokens']} tokens of history; medians of "
         f"{report['rounds']} rounds; {FORWARD}: {report['forward_ms']:.1f} ms, {DRAFT_STEP}: "
         f"{report['draft_step_ms']:.1f} ms",
-        f"{'ms':34}" + "".join(f"{part:>11}" for part in PARTS) + f"{'step':>8}{'draft':>8}   ids left in each row",
+        f"{'ms':34}" + "".join(f"{part:>11}" for part in PARTS) + f"{'step':>8}{'draft':>8}   ids left in the last row",
     ]
     for name, costs in report["cost_ms"].items():
         cells = "".join(f"{costs[part]:11.2f}" if part in costs else f"{'':11}" for part in PARTS)
         shares = f"{report['step_share'][name]:8.1%}{report['draft_share'][name]:8.1%}"
-        lines.append(f"{name:34}{cells}{shares}   {', '.join(map(str, report['ids_left'][name]))}")
+        lines.append(f"{name:34}{cells}{shares}   {report['ids_left'].get(name, 1)}")
     lines += [f"{ARGMAX}: {report['argmax_ms']:.2f} ms", f"{LOGPROBS}: {report['logprobs_ms']:.2f} ms"]
     return "\n".join(lines)
 

@@ -321,9 +321,7 @@ def test_sampling_holds_each_cost_against_the_forwards_of_a_step(tmp_path: Path)
     costs = [cost for each in report["cost_ms"].values() for cost in each.values()]
     assert {*costs, *(report[f"{name}_ms"] for name in ("forward", "draft_step", "argmax", "logprobs"))} == {1000.0}
     assert (set(report["step_share"].values()), set(report["draft_share"].values())) == ({1.0}, {0.25})
-    assert all(len(counts) == 5 for counts in report["ids_left"].values())
-    assert report["ids_left"]["penalties, greedy"] == [1] * 5
-    assert report["ids_left"]["top_k 50"] == [50] * 5
+    assert report["ids_left"]["top_k 50"] == 50
     json.dumps(report)
     lines = sampling.table(report).splitlines()
     assert [name for name in report["cost_ms"] if not any(line.startswith(name) for line in lines)] == []

@@ -166,6 +166,6 @@ def test_ctrl_c_keeps_the_answers_there_are(
         return honest(*arguments, **options)
 
     monkeypatch.setattr(pilotfish, "stream", stream)
-    outcome = cli("generate", *pair, "--n", "3", "--temperature", "1", "--json", PROMPT)
+    outcome = cli("generate", *pair, "--n", "3", "--temperature", "1", "--ignore-eos", "--json", PROMPT)
     assert outcome.status == 130
     assert [answer["finish_reason"] for answer in json.loads(outcome.out)] == ["length"]

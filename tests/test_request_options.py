@@ -69,8 +69,8 @@ MODES = {
     "greedy": {},
     "temperature 1": {"temperature": 1.0, "seed": 3},
     "filters": {**FILTERS, "seed": 4},
-    "matching without a seed of its own": {**FILTERS, "seed": 5, "acceptance": "matching"},
 }
+REJECTION = {**FILTERS, "seed": 5, "acceptance": "rejection"}
 DIALS = [[-1], [0], [1], [2], [3], [4], [9], [9, 0], [1, -1, 3], [2, 9, 0, 1]]
 
 
@@ -145,15 +145,41 @@ def test_the_options_are_not_idle() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_greedy_is_temperature_0_and_penalties_count_the_drafts_before_a_row(mode: str) -> None:
+def test_penalties_count_the_drafts_before_a_row(mode: str) -> None:
     """The same token proposed four times: each row has a history of its own."""
-    sampling = SamplingParams(**{"frequency_penalty": 2.0, "presence_penalty": 1.0, **MODES[mode]})
+    sampling = SamplingParams(
+        frequency_penalty=0.7, presence_penalty=0.1, max_tokens=50, ignore_eos=True, **MODES[mode]
+    )
 
     class Repeats(DialledDrafter):
         def draft(self, token_ids: Sequence[int], max_draft_tokens: int) -> Sequence[int]:
             return [token_ids[-1]] * max_draft_tokens
 
-    assert same(run(sampling, Repeats([], [0]), 4)[0], run(sampling)[0])
+    found, events = run(sampling, Repeats([], [0]), 4)
+    assert same(found, run(sampling)[0])
+    accepted = {sum(token.kind == "accepted" for token in event.tokens) for event in events}
+    assert {0, 1, 2} <= accepted, accepted  # without penalties runs would be longer
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_does_under_rejection_what_it_says(name: str) -> None:
+    """There a seed's text depends on the drafts: with the same ones it is the same, and it ends where it should."""
+    kinds: set[str] = set()
+    for seed in range(6):
+        sampling = SamplingParams(**{**OPTIONS[name], **REJECTION, "seed": seed})
+        found, events = run(sampling, DraftModelDrafter(TalkativeModel(1), PAIR), 4)
+        assert same(found, run(sampling, DraftModelDrafter(TalkativeModel(1), PAIR), 4)[0])
+        kinds |= {token.kind for event in events for token in event.tokens}
+        ends = {*sampling.stop_token_ids} if sampling.ignore_eos else {NO_EOS, *sampling.stop_token_ids}
+        last = len(found.token_ids) - 1
+        assert ends.isdisjoint(found.token_ids[: max(last, sampling.min_tokens)])
+        text = TOKENIZER.decode(found.token_ids[: last if found.token_ids[last] in ends else None])
+        expected, num_read = cut(text, sampling.stop)
+        assert (found.text, num_read) == (expected, len(text))
+        is_stopped = expected != text or found.token_ids[last] in ends
+        assert found.finish_reason == ("stop" if is_stopped else "length")
+        assert is_stopped or len(found.token_ids) == (sampling.max_tokens or 60)
+    assert {"plain", "accepted", "recovered"} <= kinds
 
 
 # -- stop strings -----------------------------------------------------------------------------------------------------
@@ -250,9 +276,12 @@ def test_min_tokens_bans_end_tokens_and_nothing_else() -> None:
 # -- log-probabilities, answers, errors -------------------------------------------------------------------------------
 
 
-def test_logprobs_are_those_of_the_raw_logits() -> None:
-    sampling = SamplingParams(logprobs=2, max_tokens=9, logit_bias={A: 5.0}, **MODES["temperature 1"])
-    found, events = run(sampling)
+@pytest.mark.parametrize("options", [MODES["greedy"], MODES["temperature 1"], REJECTION])
+@pytest.mark.parametrize("k", [0, 4])
+def test_logprobs_are_those_of_the_raw_logits(options: dict[str, object], k: int) -> None:
+    sampling = SamplingParams(logprobs=2, max_tokens=20, ignore_eos=True, logit_bias={A: 1.0}, **options)
+    found, events = run(sampling, DraftModelDrafter(TalkativeModel(0), PAIR), k)
+    assert k == 0 or found.stats.num_accepted_tokens > 2
     assert found.logprobs == tuple(token.logprobs for event in events for token in event.tokens)
     model, prefix = TalkativeModel(), list(PROMPT)
     for token_id, logprobs in zip(found.token_ids, found.logprobs or (), strict=True):
@@ -351,6 +380,59 @@ def test_logits_that_are_not_finite_end_their_own_request_alone() -> None:
             assert tuple(sequence.token_ids[3:]) == expected.token_ids
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"logprobs": 1},
+        {"stop": "b"},
+        {"min_tokens": 15, "ignore_eos": False},
+        {"min_tokens": 15, "ignore_eos": False, "logprobs": 1},
+    ],
+)
+def test_logits_that_are_not_finite_end_a_text_where_they_would_without_drafts(
+    mode: str, options: dict[str, object]
+) -> None:
+    """Behind the tokens said before, and not at all where the text ends before them."""
+
+    class Unsound(TalkativeModel):
+        def __init__(self, num_sound: int) -> None:
+            super().__init__()
+            self.num_sound = num_sound
+
+        def say(self, logits: torch.Tensor, prefix: Sequence[int]) -> None:
+            super().say(logits, prefix)
+            if len(prefix) >= len(PROMPT) + self.num_sound:
+                logits[NO_EOS] = torch.nan  # which min_tokens hides, but not from log-probabilities
+
+    def said(num_sound: int, drafter: Drafter | None, k: int) -> tuple[list[object], str]:
+        tokens: list[object] = []
+        with pilotfish.stream(
+            Unsound(num_sound), TOKENIZER, PROMPT, drafter=drafter, proposal_length=k, sampling=sampling
+        ) as events:
+            try:
+                for event in events:
+                    if isinstance(event, TextEvent):
+                        tokens += [(token.token_id, token.text, token.logprobs) for token in event.tokens]
+            except NonFiniteLogitsError:
+                assert list(events) == []
+                assert events.result.finish_reason == "abort"
+                return tokens, "error"
+            return tokens, events.result.finish_reason
+
+    sampling = SamplingParams(**{"max_tokens": 20, "ignore_eos": True, **options, **MODES[mode]})
+    truth = endless(sampling)
+    ends = set()
+    for num_sound in range(12):
+        plain = said(num_sound, None, 0)
+        ends.add(plain[1])
+        for k, dials in ((1, [9]), (4, [9]), (4, [0, 9]), (7, [9]), (4, [2])):
+            assert said(num_sound, DialledDrafter(truth, dials), k) == plain, (num_sound, k, dials)
+    assert "error" in ends
+    assert ("stop" in ends) == ("stop" in options)
+
+
 # -- what a drafter may not do ----------------------------------------------------------------------------------------
 
 
@@ -430,7 +512,7 @@ def test_ids_that_the_target_lacks_are_banned_before_anything_is_drawn(mode: str
             drafts.extend(found)
             return found
 
-    options = MODES.get(mode, {"temperature": 1.0, "seed": 1, "acceptance": "rejection"})
+    options = MODES.get(mode, REJECTION)
     # The bias would bring it back, were it added to anything but -infinity.
     run(SamplingParams(ignore_eos=True, logit_bias={B: 100.0}, **options), Watched(TalkativeModel(), pair), 4)
     assert sum(len(draft.token_ids) for draft in drafts) > 20

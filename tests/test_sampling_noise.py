@@ -49,6 +49,25 @@ def test_the_hash_is_splitmix64() -> None:
     assert sampling_reference.hash_word(1234567, np.arange(5, dtype=np.uint64)).tolist() == expected
 
 
+def test_a_seed_means_the_same_for_ever() -> None:
+    """Another value here is another text for everybody's seed."""
+    assert [noise_key(7), noise_key(7, 1), noise_key(2**64 - 1, 127)] == [
+        16886114407743784434,
+        7276452696135751452,
+        1355684918954531865,
+    ]
+    assert [purpose_key(noise_key(7), purpose) for purpose in NoisePurpose] == [
+        10221096115935525395,
+        4978547874147398127,
+        7926027899746711020,
+    ]
+    assert draft_key(noise_key(7), 12) == 16056114296382572681
+    assert uniform(noise_key(7), 1000) == float.fromhex("0x1.61bad2e257090p-5")
+    even = Distribution(np.arange(1000, dtype=np.int32) * 100, np.full(1000, 1e-3))
+    draws = [gumbel_argmax(even, noise_key(7, answer), position) for answer in (0, 1) for position in (0, 1, 1000)]
+    assert draws == [68900, 7600, 21500, 8600, 29000, 35400]
+
+
 @pytest.mark.parametrize(("word", "u"), [(0, 2.0**-53), ((1 << 64) - 1, 1 - 2.0**-53), (1 << 63, 0.5 + 2.0**-53)])
 def test_noise_stays_between_0_and_1(monkeypatch: pytest.MonkeyPatch, word: int, u: float) -> None:
     monkeypatch.setattr(sampling_reference, "hash_word", lambda state, index: np.full_like(index, word))

@@ -23,14 +23,15 @@ from transformers import (
 )
 
 from pilotfish import SamplingParams, _kernels
-from pilotfish.errors import NonFiniteLogitsError, OptionError
+from pilotfish.errors import NonFiniteLogitsError
 from pilotfish.ops import native, sampling_reference
 from pilotfish.ops import reference as ops
 from pilotfish.ops.native import NativeBackend
 from pilotfish.ops.sampling import (
     Distribution,
     TokenHistory,
-    distributions,
+    greedy_token,
+    next_distribution,
     process_logits,
     token_logprobs,
 )
@@ -225,7 +226,7 @@ def test_the_chain_is_that_of_transformers(
     for token_id in output:
         history.append(token_id)
     assert torch.equal(process_logits(logits[0], sampling, history, (), ends), edited[0])
-    (found,) = distributions(logits, sampling, history, (), ends)
+    found = next_distribution(logits[0], sampling, history, (), ends)
     probs = np.zeros(300)
     probs[found.token_ids] = found.probs
     np.testing.assert_allclose(probs, expected, rtol=1e-9)
@@ -253,7 +254,8 @@ def test_penalties_count_each_row_s_own_history(data: st.DataObject) -> None:
         history.append(token_id)
     logits = 2 * randn(len(draft) + 1, vocab_size, seed=len(prompt))
     raw = logits.clone()
-    for row, found in enumerate(distributions(logits, sampling, history, draft)):
+    for row in range(len(logits)):
+        found = next_distribution(logits[row], sampling, history, draft[:row])
         expected = logits[row].double().tolist()
         counts = Counter(output + draft[:row])
         for token_id in {*prompt, *output, *draft[:row]}:
@@ -279,17 +281,16 @@ ALL_OPTIONS = SamplingParams(
 
 
 @either
-@pytest.mark.parametrize("sampling", [ALL_OPTIONS, SamplingParams(temperature=1.0), SamplingParams(min_tokens=3)])
-def test_five_rows_at_once_are_five_rows_one_by_one(sampling: SamplingParams) -> None:
+@pytest.mark.parametrize("sampling", [ALL_OPTIONS, SamplingParams(temperature=1.0)])
+def test_draft_tokens_count_as_if_they_had_been_put_out(sampling: SamplingParams) -> None:
     logits, draft, ends = 4 * randn(5, 3000), [5, 90, 5, 5], [1, 2]
-    together = list(distributions(logits, sampling, TokenHistory([3, 4]), draft, ends))
-    history = TokenHistory([3, 4])
-    for row, found in enumerate(together):
-        (alone,) = distributions(logits[row : row + 1].clone(), sampling, history, (), ends)
-        assert same(alone, found)
-        if row < 4:
-            history.append(draft[row])
-    assert same(together[0], next(distributions(logits, sampling, TokenHistory([3, 4]), [9, 9, 9, 9], ends)))
+    history, grown = TokenHistory([3, 4]), TokenHistory([3, 4])
+    for row in range(5):
+        found = next_distribution(logits[row], sampling, history, draft[:row], ends)
+        assert same(found, next_distribution(logits[row].clone(), sampling, grown, (), ends))
+        token_id = greedy_token(logits[row], sampling, history, draft[:row], ends)
+        assert token_id == greedy_token(logits[row].clone(), sampling, grown, (), ends)
+        grown.append(draft[min(row, 3)])
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.lists(st.integers(0, 9), max_size=12), st.integers(0, 12))
@@ -307,50 +308,56 @@ def test_a_history_knows_the_same_however_it_came(prompt: list[int], output: lis
 
 @either
 def test_min_tokens_forbids_ends_row_by_row() -> None:
-    logits = torch.zeros(4, 5)
-    logits[:, 2] = 9.0
+    logits = torch.zeros(5)
+    logits[2] = 9.0
     history = TokenHistory([0])
     history.append(1)
-    sampling = SamplingParams(min_tokens=3, logit_bias={2: 50})
-    found = [rows.token_ids.tolist() for rows in distributions(logits, sampling, history, [4, 4, 4], [2, 3])]
-    assert found == [[0], [0], [2], [2]]
+    sampling = SamplingParams(temperature=1.0, top_k=1, min_tokens=3, logit_bias={2: 50})
+    for num_drafted, expected in enumerate([0, 0, 2, 2]):
+        drafted, ends = [4] * num_drafted, [2, 3]
+        assert next_distribution(logits, sampling, history, drafted, ends).token_ids.tolist() == [expected]
+        assert greedy_token(logits, sampling, history, drafted, ends) == expected
 
 
 @either
 @either_for_all
 @given(rows())
 def test_greedy_and_tiny_temperatures_take_the_argmax(logits: Tensor) -> None:
-    best = ops.argmax(logits[None])
-    (greedy,) = distributions(logits[None], SamplingParams(top_k=5, top_p=0.5, min_p=0.5), TokenHistory([]))
-    assert (greedy.token_ids.tolist(), greedy.probs.tolist()) == (best, [1.0])
+    filters = SamplingParams(top_k=5, top_p=0.5, min_p=0.5)
+    assert [greedy_token(logits, filters, TokenHistory([]))] == ops.argmax(logits[None])
     for temperature in (5e-324, 1e-300, 1e-100):
-        (tiny,) = distributions(logits[None], SamplingParams(temperature=temperature), TokenHistory([]))
+        tiny = next_distribution(logits, SamplingParams(temperature=temperature), TokenHistory([]))
         assert tiny.token_ids.tolist() == torch.nonzero(logits == logits.max()).flatten().tolist()
         np.testing.assert_allclose(tiny.probs, 1 / len(tiny.probs), rtol=1e-15)
 
 
 @either
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0)])
-def test_a_bad_row_is_an_error_when_it_is_asked_for(sampling: SamplingParams) -> None:
-    logits = torch.zeros(3, 7)
-    logits[1, 4] = torch.nan
-    logits[2] = -torch.inf
-    found = distributions(logits, sampling, TokenHistory([]), [0, 0])
-    assert len(next(found).token_ids) in (1, 7)
-    with pytest.raises(NonFiniteLogitsError, match="row 1"):
-        next(found)
-    with pytest.raises(NonFiniteLogitsError, match="row 0"):
-        next(distributions(logits[2:], sampling, TokenHistory([])))
+@pytest.mark.parametrize("bad", [[0.0, math.nan], [math.inf, 0.0], [-math.inf, -math.inf]])
+def test_a_bad_row_is_an_error_that_names_it(bad: list[float]) -> None:
+    logits, history = torch.tensor(bad), TokenHistory([])
+    with pytest.raises(NonFiniteLogitsError, match="row 3"):
+        next_distribution(logits, SamplingParams(temperature=1.0), history, row=3)
+    with pytest.raises(NonFiniteLogitsError, match="row 3"):
+        greedy_token(logits, SamplingParams(), history, row=3)
 
 
-def test_what_does_not_fit_together_is_an_error_at_once() -> None:
-    logits = torch.zeros(3, 7)
-    with pytest.raises(ValueError, match="3 rows need 2 draft tokens, got 1"):
-        distributions(logits, SamplingParams(), TokenHistory([]), [0])
-    with pytest.raises(OptionError, match=r"logit_bias .* 7"):
-        distributions(logits[:1], SamplingParams(logit_bias={7: 1}), TokenHistory([]))
-    with pytest.raises(OptionError, match=r"end_token_ids .* 7"):
-        distributions(logits[:1], SamplingParams(), TokenHistory([]), (), [7])
+@pytest.mark.parametrize("backend", NATIVE)
+def test_kernels_are_given_nothing_that_they_cannot_read(backend: NativeBackend) -> None:
+    logits, nan = torch.zeros(7), math.nan
+    for options in ((0.0, 0, 1, 0), (nan, 0, 0.5, 0), (-1.0, 0, 1, 0), (1.0, -1, 1, 0), (1.0, 0, 0.0, 0)):
+        with pytest.raises(ValueError, match="distribution"):
+            backend.distribution(logits, *options)
+    for options in ((1.0, 0, nan, 2.0), (1.0, 0, 1.1, 0), (1.0, 0, 1, -0.1), (1.0, 0, 1, 1.1), (1.0, 0, 1, nan)):
+        with pytest.raises(ValueError, match="distribution"):
+            backend.distribution(logits, *options)
+    for some, count in ((logits, 0), (logits, -1), (logits[:0], 1)):
+        with pytest.raises(ValueError, match="largest"):
+            backend.largest(some, count)
+    with pytest.raises(ValueError, match="0 logits"):
+        backend.distribution(logits[:0], 1.0, 0, 1.0, 0.0)
+
+
+def test_arrays_that_do_not_fit_together_are_no_distribution() -> None:
     for token_ids, probs in (([0], [0.5, 0.5]), ([], []), ([[0]], [[1.0]])):
         with pytest.raises(ValueError, match="distribution"):
             Distribution(np.array(token_ids, np.int32), np.array(probs, np.float64))

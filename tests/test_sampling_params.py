@@ -22,7 +22,7 @@ IN_RANGE = [
     ("seed", (None, 0, 2**64 - 1)),
     ("max_tokens", (None, 0, 10**9)),
     ("min_tokens", (0, 10**9)),
-    ("stop", ((), "end", ["a", "b"])),
+    ("stop", ((), "end", ["a", "b"], ["a" * 5000, "b" * 5000])),
     ("stop_token_ids", ((), [0, 5])),
     ("ignore_eos", (True, False)),
     ("logprobs", (None, 0, 20)),
@@ -43,7 +43,7 @@ OUT_OF_RANGE = [
     ("seed", (-1, 2**64, 1.5, True, "1")),
     ("max_tokens", (-1, 1.0, True, "1")),
     ("min_tokens", (-1, *NO_NUMBERS)),
-    ("stop", ("", ["a", ""], [1], None, 7, "\udcff", ["a", "b\ud800"])),
+    ("stop", ("", ["a", ""], [1], None, 7, "\udcff", ["a", "b\ud800"], ["a" * 5000, "b" * 5001])),
     ("stop_token_ids", ([-1], [True], [1.0], 3, None, "7")),
     ("ignore_eos", (0, 1, None, "yes")),
     ("logprobs", (-1, 21, 1.0, True, "1")),
@@ -69,6 +69,26 @@ def test_values_out_of_range_are_errors_that_name_field_value_and_range(name: st
         assert "\n" not in str(caught.value)
         if value != "" and not isinstance(value, dict | list):
             assert str(caught.value).endswith(f"got {value!r}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 10**5000},
+        {"max_tokens": -(10**5000)},
+        {"temperature": 10**5000},
+        {"stop_token_ids": [10**5000]},
+        {"logit_bias": {10**5000: 1.0}},
+        {"max_tokens": 1, "min_tokens": 10**5000},
+        {"stop": ["a" * 100_000 + "\udcff"]},
+        {"acceptance": "a" * 100_000},
+    ],
+)
+def test_values_of_any_size_give_one_short_line(options: dict[str, object]) -> None:
+    with pytest.raises(OptionError) as caught:
+        SamplingParams(**options)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(

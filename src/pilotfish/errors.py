@@ -14,7 +14,10 @@ _MAX_SHOWN = 160
 
 def brief(value: object) -> str:
     """`repr(value)` on one line of at most 160 characters, for messages about values that nobody has checked."""
-    text = _SHORT.repr(value)
+    try:
+        text = _SHORT.repr(value)
+    except ValueError:  # Python writes out no integer of over 4300 digits
+        text = f"{type(value).__name__} of thousands of digits"
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
@@ -70,6 +73,7 @@ class NonFiniteLogitsError(PilotfishError):
     """A forward gave NaN, +infinity, or nothing above -infinity, where logits were expected."""
 
     def __init__(self, row: int) -> None:
+        self.row = row
         super().__init__(
             f"the model gave no usable logits (row {row}: NaN, +inf, or all -inf): the file is damaged or numerically "
             "unsound"

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
-from pilotfish.errors import OptionError
+from pilotfish.errors import OptionError, brief
 
 AcceptanceRule = Literal["rejection", "matching"]
 
@@ -18,14 +18,14 @@ MAX_SEED = (1 << 64) - 1
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_LOGPROBS = 20
 MAX_ANSWERS = 128
+MAX_STOP_CHARACTERS = 10_000
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How tokens are chosen and when a request ends; what each option does to the logits is in `ops.sampling`.
 
-    Raises `OptionError` for a value that is not in an option's range. Ranges are those of the OpenAI interface where it
-    has the option, but for `temperature`, which ends at 2 there.
+    Raises `OptionError` for a value that is not in an option's range.
     """
 
     temperature: float = 0.0
@@ -52,7 +52,7 @@ class SamplingParams:
     min_tokens: int = 0
     """No end token comes before so many output tokens."""
     stop: Sequence[str] = ()
-    """The text ends before any of these; kept as a tuple, and a single string is one of them."""
+    """The text ends before any of these, 10,000 characters in all; kept as a tuple, and a single string is one."""
     stop_token_ids: Sequence[int] = ()
     """Tokens that end the text as EOS does; kept as a tuple."""
     ignore_eos: bool = False
@@ -81,10 +81,15 @@ class SamplingParams:
         rules = ("auto", "rejection", "matching")
         check("acceptance", lambda value: isinstance(value, str) and value in rules, f"one of {', '.join(rules)}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise OptionError(f"min_tokens must be at most max_tokens, {self.max_tokens}, got {self.min_tokens}")
+            raise OptionError(
+                f"min_tokens must be at most max_tokens, {brief(self.max_tokens)}, got {brief(self.min_tokens)}"
+            )
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         self._check_each("stop", _is_text, "strings that are not empty, without lone surrogates")
+        size = sum(map(len, self.stop))
+        if size > MAX_STOP_CHARACTERS:
+            raise OptionError(f"stop must be at most {MAX_STOP_CHARACTERS} characters in all, got {size}")
         is_token_id = _integer(0, MAX_TOKEN_ID)
         self._check_each("stop_token_ids", is_token_id, f"integers from 0 to {MAX_TOKEN_ID}")
         if isinstance(self.logit_bias, Mapping):
@@ -120,7 +125,7 @@ class SamplingParams:
     def _check(self, name: str, fits: Callable[[Any], bool], what: str) -> None:
         value = getattr(self, name)
         if not fits(value):
-            raise OptionError(f"{name} must be {what}, got {value!r}")
+            raise OptionError(f"{name} must be {what}, got {brief(value)}")
 
     def _check_each(self, name: str, fits: Callable[[Any], bool], what: str) -> tuple[Any, ...]:
         """Makes a field a tuple, all of whose items fit; of a long list an error shows the first that does not."""
@@ -129,7 +134,7 @@ class SamplingParams:
         items = tuple(value) if is_list else ()
         misfits = (item for item in items if not fits(item)) if is_list else iter([value])
         for misfit in misfits:
-            raise OptionError(f"{name} must be {what}, got {misfit!r}")
+            raise OptionError(f"{name} must be {what}, got {brief(misfit)}")
         object.__setattr__(self, name, items)
         return items
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pilotfish.errors import OptionError
+from pilotfish.errors import OptionError, brief
 from pilotfish.sampling_params import SamplingParams as SamplingParams
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class RawTensor:
 def check_count(name: str, value: object) -> int:
     """`value` if it is a non-negative integer (`True` is not one), else `OptionError`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise OptionError(f"{name} must be a non-negative integer, got {value!r}")
+        raise OptionError(f"{name} must be a non-negative integer, got {brief(value)}")
     return value
 
 

@@ -50,7 +50,7 @@ class StepOutput:
     tokens: tuple[TokenOutput, ...]
     finish_reason: FinishReason | None
     error: PilotfishError | None = None
-    """What ended this sequence, and no other, before its time: the step's one reason to set `abort`."""
+    """What ended this sequence, and no other, before its time, behind `tokens`: the step's one reason to `abort`."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ def step(
 
     At most `max_num_batched_tokens` prompt rows run in one step. Seconds go to each sequence's `stats` in full, since
     each waited for them. If anything raises, every cache holds what is committed and nothing more. Logits of the target
-    that are not finite end their own sequence, with `StepOutput.error`.
+    that are not finite end their own sequence where plain decoding would meet them, with `StepOutput.error`.
     """
     works = _plan(sequences, max_num_batched_tokens)
     timer = _Timer(clock, works)
@@ -194,47 +194,55 @@ def _usable(draft: Draft, limit: int, vocab_size: int, end_token_ids: frozenset[
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What is left of a draft and the target's own token after it, not committed yet."""
+    """What a verification lets be committed; where the target's logits end it, the accepted tokens before that."""
 
-    outcome: VerifyOutcome
     token_ids: Sequence[int]
+    kinds: Sequence[TokenKind]
     logprobs: Sequence[TokenLogprobs | None]
+    outcome: VerifyOutcome | NonFiniteLogitsError
 
 
-def _verify(work: _Work, logits: Tensor, verifier: Verifier) -> _Verdict | NonFiniteLogitsError | None:
+def _verify(work: _Work, logits: Tensor, verifier: Verifier) -> _Verdict | None:
     """Verifies one sequence's draft and changes nothing; None for a prompt chunk that is not the last."""
     if not work.is_last_chunk:
         return None
+    outcome: VerifyOutcome | NonFiniteLogitsError
+    agreed: list[TokenKind] = ["accepted"] * len(work.draft.token_ids)
     try:
         outcome = verifier.verify(work.sequence, work.draft, logits)
         token_ids = [*work.draft.token_ids[: outcome.num_accepted_tokens], outcome.next_token_id]
-        return _Verdict(outcome, token_ids, _logprobs(work.sequence, logits, token_ids))
+        kinds = [*agreed[: outcome.num_accepted_tokens], outcome.next_kind]
     except NonFiniteLogitsError as error:
-        return error
+        # The rows before that one were sound, and what they accepted plain decoding would have said too.
+        outcome, token_ids, kinds = error, list(work.draft.token_ids[: error.row]), agreed[: error.row]
+    try:
+        return _Verdict(token_ids, kinds, _logprobs(work.sequence, logits, token_ids), outcome)
+    except NonFiniteLogitsError as error:  # raw logits may be unusable where edited ones are not
+        token_ids = token_ids[: error.row]
+        return _Verdict(token_ids, kinds[: error.row], _logprobs(work.sequence, logits, token_ids), error)
 
 
-def _commit(work: _Work, verdict: _Verdict | NonFiniteLogitsError | None, drafters: Sequence[Drafter]) -> StepOutput:
+def _commit(work: _Work, verdict: _Verdict | None, drafters: Sequence[Drafter]) -> StepOutput:
     """Appends to one sequence what stands, rewinds the caches and checks their lengths."""
     sequence = work.sequence
     if verdict is None:
         _check_lengths(sequence, sequence.cache.length)
         return StepOutput(sequence.request_id, (), None)
-    if isinstance(verdict, NonFiniteLogitsError):
-        work.restore()
-        sequence.finish_reason = "abort"
-        return StepOutput(sequence.request_id, (), "abort", verdict)
-    outcome = verdict.outcome
     is_decode = sequence.stats.num_tokens > 0
-    agreed: list[TokenKind] = ["accepted"] * outcome.num_accepted_tokens
-    tokens = sequence.commit(verdict.token_ids, [*agreed, outcome.next_kind], verdict.logprobs)
-    if is_decode:
+    tokens = sequence.commit(verdict.token_ids, verdict.kinds, verdict.logprobs)
+    if is_decode and tokens:
         sequence.stats.num_steps += 1
         sequence.stats.num_draft_tokens += len(work.draft.token_ids)
         sequence.stats.num_accepted_tokens += sum(token.kind == "accepted" for token in tokens)
     sequence.cache.rewind(sequence.cache.length - (len(sequence.token_ids) - 1))
-    for drafter in drafters:
-        drafter.observe(sequence, outcome)
     _check_lengths(sequence, len(sequence.token_ids) - 1)
+    if isinstance(verdict.outcome, NonFiniteLogitsError):
+        if sequence.finish_reason is None:  # else the row lies behind the end, where nobody asks for it
+            sequence.finish_reason = "abort"
+            return StepOutput(sequence.request_id, tokens, "abort", verdict.outcome)
+    else:
+        for drafter in drafters:
+            drafter.observe(sequence, verdict.outcome)
     return StepOutput(sequence.request_id, tokens, sequence.finish_reason)
 
 

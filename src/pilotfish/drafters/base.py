@@ -23,7 +23,8 @@ class Drafter(Protocol):
         """One draft per request, in order, each of at most `max_draft_tokens` tokens and possibly empty."""
 
     def observe(self, sequence: SequenceView, outcome: VerifyOutcome) -> None:
-        """Called after each commit to a sequence, whether or not this drafter proposed for it."""
+        """Called after each commit to a sequence, whether or not this drafter proposed for it, unless the target's
+        logits ended it."""
 
     def release(self, request_id: str) -> None:
         """Forgets a request; idempotent, and fine for one never seen."""

@@ -23,8 +23,7 @@ from pilotfish.errors import InvariantError, NonFiniteLogitsError
 from pilotfish.kvcache import DenseCache, KVCache
 from pilotfish.model import ForwardInput, run_forward
 from pilotfish.model.batch import ForwardModel
-from pilotfish.ops.native import argmax
-from pilotfish.ops.sampling import Distribution, draft_key, gumbel_argmax, next_distribution, process_logits
+from pilotfish.ops.sampling import Distribution, draft_key, greedy_token, gumbel_argmax, next_distribution
 from pilotfish.tokenizer import TokenizerPair
 from pilotfish.types import Draft, DraftRequest, SamplingParams, SequenceView, VerifyOutcome
 
@@ -169,7 +168,7 @@ def _choose(proposal: _Proposal, logits: Tensor) -> int:
     """The next draft token; logits is float32 [1, vocab_size]."""
     sequence, sampling, drafted, ends = proposal.sequence, proposal.sampling, proposal.token_ids, proposal.end_token_ids
     if sampling.is_greedy:
-        return argmax(process_logits(logits[0], sampling, sequence.history, drafted, ends).unsqueeze(0))[0]
+        return greedy_token(logits[0], sampling, sequence.history, drafted, ends)
     distribution = next_distribution(logits[0], sampling, sequence.history, drafted, ends)
     position = len(sequence.token_ids) + len(drafted)
     if sampling.acceptance_rule == "matching":

@@ -7,6 +7,7 @@ from types import TracebackType
 
 from pilotfish.decode import FixedLength, LengthPolicy, SequenceState, step
 from pilotfish.drafters import Drafter
+from pilotfish.errors import PilotfishError
 from pilotfish.model.batch import ForwardModel
 from pilotfish.types import Event, FinishEvent, GenerationResult, TextEvent, TokenOutput
 from pilotfish.verify import RequestVerifier
@@ -38,6 +39,8 @@ class GenerationStream(Iterator[Event]):
         self._clock = clock
         self._start = clock()
         self._tokens: list[TokenOutput] = []
+        self._error: PilotfishError | None = None
+        """What the last step ended with: raised once its tokens are out."""
 
     @property
     def result(self) -> GenerationResult:
@@ -53,6 +56,8 @@ class GenerationStream(Iterator[Event]):
 
     def __next__(self) -> Event:
         try:
+            if self._error is not None and not self._closed:
+                raise self._error
             while self._sequence.finish_reason is None and not self._closed:
                 (output,) = step(
                     [self._sequence],
@@ -63,12 +68,13 @@ class GenerationStream(Iterator[Event]):
                     self._clock,
                     self._max_num_batched_tokens,
                 )
-                if output.error is not None:
-                    raise output.error
+                self._error = output.error
                 if output.tokens:
                     self._count_seconds(is_first=len(output.tokens) == self._sequence.stats.num_tokens)
                     self._tokens += output.tokens
                     return TextEvent(output.tokens)
+                if self._error is not None:
+                    raise self._error
         except BaseException:
             self.close()
             raise

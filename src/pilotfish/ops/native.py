@@ -122,6 +122,9 @@ class NativeBackend:
         """See `sampling_reference.distribution`."""
         check("distribution", "logits", logits, torch.float32, (None,))
         size = len(logits)
+        if not (size and temperature > 0 and top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1):
+            options = f"temperature {temperature}, top_k {top_k}, top_p {top_p}, min_p {min_p}"
+            raise ValueError(f"distribution: {size} logits with {options} have none")
         token_ids, probs = np.empty(size, np.int32), np.empty(size, np.float64)
         places = token_ids.ctypes.data, probs.ctypes.data
         count = self._variant.distribution(logits.data_ptr(), size, temperature, top_k, top_p, min_p, *places)
@@ -130,6 +133,8 @@ class NativeBackend:
     def largest(self, logits: Tensor, count: int) -> NDArray[np.int32] | None:
         """See `sampling_reference.largest`."""
         check("largest", "logits", logits, torch.float32, (None,))
+        if count < 1 or not len(logits):
+            raise ValueError(f"largest: there are no {count} of {len(logits)} logits")
         token_ids = np.empty(min(count, len(logits)), np.int32)
         sound = self._variant.largest(logits.data_ptr(), len(logits), len(token_ids), token_ids.ctypes.data) >= 0
         return token_ids if sound else None
@@ -168,7 +173,7 @@ def default_backend() -> NativeBackend | None:
     """The kernels for operations that belong to no model; None where they were not built."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # that the kernels are missing was said when a model loaded
-        backend = choose_backend()
+        backend = choose_backend(threads=1)  # none of them runs in more
     return backend if isinstance(backend, NativeBackend) else None
 
 

@@ -8,7 +8,7 @@ The chain, in this order (that of transformers, which knows no presence and freq
     frequency_penalty    times the count of an id in the output is taken off
     presence_penalty     is taken off the logits of ids in the output
     min_tokens           until so many tokens are out, ids that end the text have -infinity
-    temperature          0 ends the chain: the largest logit, of equal ones the lowest id
+    temperature          0 ends the chain: the token with the largest logit, of equal ones the lowest id
     top_k, top_p, min_p  see `sampling_reference.distribution`
 
 The edits are float32, as in transformers; from the temperature on all is float64.
@@ -16,7 +16,7 @@ The edits are float32, as in transformers; from the temperature on all is float6
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pilotfish.errors import NonFiniteLogitsError, OptionError
-from pilotfish.ops import native, reference, sampling_reference
+from pilotfish.errors import NonFiniteLogitsError
+from pilotfish.ops import native, sampling_reference
 from pilotfish.ops.sampling_reference import hash_word
 from pilotfish.sampling_params import SamplingParams
 from pilotfish.token_history import TokenHistory as TokenHistory
@@ -42,57 +42,47 @@ class SamplingOps(Protocol):
     ) -> Distribution | None: ...
     def largest(self, logits: Tensor, count: int) -> NDArray[np.int32] | None: ...
     def gumbel_argmax(self, distribution: Distribution, stream: int) -> int: ...
+    def argmax(self, logits: Tensor) -> list[int]: ...
+    def log_sum_exp(self, logits: Tensor) -> Tensor: ...
 
 
 def _ops() -> SamplingOps:
     return native.default_backend() or sampling_reference
 
 
-def distributions(
+def greedy_token(
     logits: Tensor,
     sampling: SamplingParams,
     history: TokenHistory,
     draft_token_ids: Sequence[int] = (),
     end_token_ids: Collection[int] = (),
-) -> Iterator[Distribution]:
-    """What may be drawn after `history` and the first r draft tokens, for each row r of float32 [n, vocab_size].
-
-    `end_token_ids` are those that end this request's text. Rows are worked out when they are asked for: what lies
-    behind a rejected draft token costs nothing and cannot fail. When greedy, the one id has probability 1.
-
-    Raises `NonFiniteLogitsError` with a row that holds NaN, +infinity, or nothing above -infinity; at once
-    `OptionError` for an option that names an id beyond the vocabulary, `ValueError` for fewer than n - 1 draft tokens.
-    """
-    num_rows, vocab_size = logits.shape
-    if len(draft_token_ids) < num_rows - 1:
-        raise ValueError(f"distributions: {num_rows} rows need {num_rows - 1} draft tokens, got {len(draft_token_ids)}")
-    biased = sampling.bias_arrays[0][-1:]  # the last has the largest id
-    for name, largest in (("logit_bias", max(biased, default=0)), ("end_token_ids", max(end_token_ids, default=0))):
-        if largest >= vocab_size:
-            raise OptionError(f"{name} has an id that is not below the vocabulary's size, {vocab_size}: {largest}")
-    return (
-        next_distribution(logits[row], sampling, history, draft_token_ids[:row], end_token_ids, row)
-        for row in range(num_rows)
-    )
+    row: int = 0,
+) -> int:
+    """The token at temperature 0; arguments and errors are those of `next_distribution`."""
+    edited = process_logits(logits, sampling, history, draft_token_ids, end_token_ids)
+    try:
+        return _ops().argmax(edited.unsqueeze(0))[0]
+    except NonFiniteLogitsError:
+        raise NonFiniteLogitsError(row) from None
 
 
 def next_distribution(
     logits: Tensor,
     sampling: SamplingParams,
     history: TokenHistory,
-    draft_token_ids: Sequence[int],
-    end_token_ids: Collection[int],
+    draft_token_ids: Sequence[int] = (),
+    end_token_ids: Collection[int] = (),
     row: int = 0,
 ) -> Distribution:
     """What may be drawn after `history` and all of some draft tokens, from one row of logits, float32 [vocab_size].
 
-    Raises `NonFiniteLogitsError`, which names `row`, as `distributions` does.
+    `end_token_ids` are those that end this request's text. They and the ids of `logit_bias` must be below vocab_size:
+    `engine.stream` has checked it, once a request.
+
+    Raises `NonFiniteLogitsError`, which names `row`, for NaN, +infinity, or nothing above -infinity.
     """
-    arguments = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-    if sampling.is_greedy:
-        arguments = (1.0, 1, 1.0, 0.0)
     edited = process_logits(logits, sampling, history, draft_token_ids, end_token_ids)
-    found = _ops().distribution(edited, *arguments)
+    found = _ops().distribution(edited, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     if found is None:
         raise NonFiniteLogitsError(row)
     return found
@@ -174,9 +164,8 @@ def gumbel_argmax(distribution: Distribution, key: int, position: int) -> int:
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
     """For each row of float32 [n, vocab_size] its token's log-probability, logit - log_sum_exp in float32, and the
     `num_top` likeliest ids with theirs, of equal ones the lowest first. Raises `NonFiniteLogitsError` as
-    `distributions` does."""
-    backend = native.default_backend()
-    sums = reference.log_sum_exp(logits) if backend is None else backend.log_sum_exp(logits.contiguous())
+    `next_distribution` does, the first that must."""
+    sums = _ops().log_sum_exp(logits.contiguous())
     found = []
     for row, (token_id, total) in enumerate(zip(token_ids, sums.numpy(), strict=True)):
         top = _ops().largest(logits[row], max(num_top, 1))

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pilotfish.ops.reference import argmax as argmax
+from pilotfish.ops.reference import log_sum_exp as log_sum_exp
 from pilotfish.types import Distribution
 
 Floats: TypeAlias = NDArray[np.float64]

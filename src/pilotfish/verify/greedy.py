@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pilotfish.ops.native import argmax
-from pilotfish.ops.sampling import process_logits
+from pilotfish.ops.sampling import greedy_token
 from pilotfish.types import Draft, SequenceView, VerifyOutcome
 from pilotfish.verify.base import accept_equal
 
@@ -24,8 +23,7 @@ class GreedyVerifier:
         """See `Verifier.verify`."""
 
         def target_token_id(row: int) -> int:
-            drafted = draft.token_ids[:row]
-            edited = process_logits(logits[row], sequence.sampling, sequence.history, drafted, sequence.end_token_ids)
-            return argmax(edited.unsqueeze(0))[0]
+            drafted, ends = draft.token_ids[:row], sequence.end_token_ids
+            return greedy_token(logits[row], sequence.sampling, sequence.history, drafted, ends, row)
 
         return accept_equal(draft, target_token_id)

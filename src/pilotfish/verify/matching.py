@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pilotfish.ops.sampling import distributions, gumbel_argmax
+from pilotfish.ops.sampling import gumbel_argmax, next_distribution
 from pilotfish.types import Draft, SequenceView, VerifyOutcome
 from pilotfish.verify.base import accept_equal
 
@@ -24,6 +24,10 @@ class MatchingVerifier:
 
     def verify(self, sequence: SequenceView, draft: Draft, logits: Tensor) -> VerifyOutcome:
         """See `Verifier.verify`."""
-        start = len(sequence.token_ids)
-        rows = distributions(logits, sequence.sampling, sequence.history, draft.token_ids, sequence.end_token_ids)
-        return accept_equal(draft, lambda row: gumbel_argmax(next(rows), sequence.noise_key, start + row))
+
+        def target_token_id(row: int) -> int:
+            drafted, ends = draft.token_ids[:row], sequence.end_token_ids
+            found = next_distribution(logits[row], sequence.sampling, sequence.history, drafted, ends, row)
+            return gumbel_argmax(found, sequence.noise_key, len(sequence.token_ids) + row)
+
+        return accept_equal(draft, target_token_id)

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from pilotfish.errors import DrafterError
-from pilotfish.ops.sampling import Distribution, NoisePurpose, distributions, gumbel_argmax, purpose_key, uniform
+from pilotfish.ops.sampling import Distribution, NoisePurpose, gumbel_argmax, next_distribution, purpose_key, uniform
 from pilotfish.types import Draft, SequenceView, VerifyOutcome
 from pilotfish.verify.base import make_outcome
 
@@ -34,13 +34,18 @@ class RejectionVerifier:
         acceptance_key = purpose_key(sequence.noise_key, NoisePurpose.ACCEPTANCE)
         recovery_key = purpose_key(sequence.noise_key, NoisePurpose.RECOVERY)
         start = len(sequence.token_ids)
-        rows = distributions(logits, sequence.sampling, sequence.history, draft.token_ids, sequence.end_token_ids)
+
+        def target_distribution(row: int) -> Distribution:
+            drafted, ends = draft.token_ids[:row], sequence.end_token_ids
+            return next_distribution(logits[row], sequence.sampling, sequence.history, drafted, ends, row)
+
         for row, token_id in enumerate(draft.token_ids):
-            p, q = next(rows), draft_distribution(draft, row)
+            p, q = target_distribution(row), draft_distribution(draft, row)
             if not is_accepted(prob_of(p, token_id), prob_of(q, token_id), uniform(acceptance_key, start + row)):
                 return make_outcome(draft, row, gumbel_argmax(residual_probs(p, q), recovery_key, start + row))
-        bonus_token_id = gumbel_argmax(next(rows), recovery_key, start + len(draft.token_ids))
-        return make_outcome(draft, len(draft.token_ids), bonus_token_id)
+        length = len(draft.token_ids)
+        bonus_token_id = gumbel_argmax(target_distribution(length), recovery_key, start + length)
+        return make_outcome(draft, length, bonus_token_id)
 
 
 def is_accepted(p: float, q: float, u: float) -> bool:
