@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 
 import pytest
 
@@ -148,3 +149,9 @@ def test_a_seed_asks_for_matching() -> None:
     assert SamplingParams(seed=0).acceptance_rule == "matching"
     assert SamplingParams(seed=0, acceptance="rejection").acceptance_rule == "rejection"
     assert SamplingParams(acceptance="matching").acceptance_rule == "matching"
+
+
+def test_the_documentation_lists_every_field() -> None:
+    table = Path(__file__).parents[1].joinpath("docs/sampling.md").read_text("utf-8").split("## ")[0]
+    rows = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert rows == [field.name for field in fields(SamplingParams)]
