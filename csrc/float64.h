@@ -22,6 +22,9 @@ inline double from_bits(uint64_t bits) {
   return x;
 }
 
+// Below every weight but 0.
+constexpr double kSmallestWeight = 1e-300;
+
 // e^y for y <= 0, within 4 units in the last place; 0 for y <= -650, a magnitude at which no float64 sum could feel it.
 // e^0 is 1.
 inline double exponential_or_zero(double y) {

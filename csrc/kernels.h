@@ -149,6 +149,8 @@ struct Kernels {
   bool (*part_maxima)(const float* x, int64_t size, float* maxima);
   // The weights of all logits, stored where there is a place for them, and their sum over 16 lanes.
   double (*weigh)(const float* x, int64_t size, const Temperature& temperature, double* weights);
+  // Moves the weights that are at least `least` to the front, in their order, and says of which ids they are: how many.
+  int64_t (*keep)(double* weights, int64_t size, double least, int32_t* token_ids);
   // The place of the first largest log p + noise; see ops/sampling_reference.py.
   int64_t (*gumbel_argmax)(const int32_t* token_ids, const double* probs, int64_t count, uint64_t stream);
   // What the machine can do; see probe.inl.

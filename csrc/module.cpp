@@ -51,6 +51,8 @@ NB_MODULE(_kernels, m) {
       .def("distribution", &Variant::distribution, nb::arg("x"), nb::arg("size"), nb::arg("temperature"),
            nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("ids"), nb::arg("probs"), free_gil)
       .def("largest", &Variant::largest, nb::arg("x"), nb::arg("size"), nb::arg("count"), nb::arg("ids"), free_gil)
+      .def("residual", &Variant::residual, nb::arg("p_ids"), nb::arg("p"), nb::arg("p_count"), nb::arg("q_ids"),
+           nb::arg("q"), nb::arg("q_count"), nb::arg("ids"), nb::arg("probs"), free_gil)
       .def("gumbel_argmax", &Variant::gumbel_argmax, nb::arg("ids"), nb::arg("probs"), nb::arg("count"),
            nb::arg("stream"), free_gil)
       .def("dot_products", &Variant::dot_products, nb::arg("iterations"), free_gil)

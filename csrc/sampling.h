@@ -87,6 +87,12 @@ inline double mass_of(const int32_t* ids, const double* weights, int64_t count) 
   return fold_lanes(lanes);
 }
 
+// Makes weights add up to 1.
+inline void normalise(double* weights, int64_t count, double mass) {
+  const double inverse = 1.0 / mass;
+  for (int64_t i = 0; i < count; i++) weights[i] *= inverse;
+}
+
 // Ids and weights of keys in the order of their ids, and the sum of the weights.
 inline double weigh_some(const std::vector<uint64_t>& keys, const float* x, const Temperature& temperature, int32_t* ids,
                          double* weights) {
@@ -128,16 +134,36 @@ inline int64_t distribution(const Kernels& kernels, const float* x, int64_t size
     row.collect(likeliest[length - 1], kept);
     mass = weigh_some(kept, x, scale, ids, probs);
   }
-  const bool all = !some && top_p >= 1.0;
-  const int64_t candidates = all ? size : static_cast<int64_t>(kept.size());
+  const double least = std::max(min_p, kSmallestWeight);
   int64_t count = 0;
-  for (int64_t i = 0; i < candidates; i++) {
-    if (!(probs[i] > 0.0 && probs[i] >= min_p)) continue;
-    ids[count] = all ? static_cast<int32_t>(i) : ids[i];
-    probs[count++] = probs[i];
+  if (!some && top_p >= 1.0) {
+    count = kernels.keep(probs, size, least, ids);
+  } else {
+    for (int64_t i = 0; i < static_cast<int64_t>(kept.size()); i++) {
+      ids[count] = ids[i];
+      probs[count] = probs[i];
+      count += probs[i] >= least;
+    }
   }
   if (min_p > 0.0) mass = mass_of(ids, probs, count);
-  for (int64_t i = 0; i < count; i++) probs[i] /= mass;
+  normalise(probs, count, mass);
+  return count;
+}
+
+// See `residual` in ops/sampling_reference.py: the number of ids left, 0 too where something is not finite. ids and probs
+// have room for all of p.
+inline int64_t residual(const int32_t* p_ids, const double* p, int64_t p_count, const int32_t* q_ids, const double* q,
+                        int64_t q_count, int32_t* ids, double* probs) {
+  int64_t count = 0;
+  for (int64_t i = 0, j = 0; i < p_count; i++) {
+    while (j < q_count && q_ids[j] < p_ids[i]) j++;
+    const double left = p[i] - (j < q_count && q_ids[j] == p_ids[i] ? q[j] : 0.0);
+    if (!(left - left == 0.0)) return 0;
+    ids[count] = p_ids[i];
+    probs[count] = left;
+    count += left > 0.0;
+  }
+  normalise(probs, count, mass_of(ids, probs, count));
   return count;
 }
 

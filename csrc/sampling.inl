@@ -29,6 +29,29 @@ double weigh(const float* x, int64_t size, const Temperature& temperature, doubl
   return fold_lanes(lanes);
 }
 
+int64_t keep(double* weights, int64_t size, double least, int32_t* token_ids) {
+  int64_t count = 0;
+  for (int64_t start = 0; start < size; start += kPart) {
+    const int64_t length = size - start < kPart ? size - start : kPart;
+    alignas(64) double block[kPart];
+    std::memcpy(block, weights + start, length * sizeof(double));
+    int64_t passing = 0;
+    for (int64_t i = 0; i < length; i++) passing += block[i] >= least;
+    if (passing == length) {
+      std::memcpy(weights + count, block, length * sizeof(double));
+      for (int64_t i = 0; i < length; i++) token_ids[count + i] = static_cast<int32_t>(start + i);
+      count += length;
+      continue;
+    }
+    for (int64_t i = 0; i < length && passing > 0; i++) {
+      weights[count] = block[i];
+      token_ids[count] = static_cast<int32_t>(start + i);
+      count += block[i] >= least;
+    }
+  }
+  return count;
+}
+
 int64_t gumbel_argmax(const int32_t* token_ids, const double* probs, int64_t count, uint64_t stream) {
   int64_t best = 0;
   double best_score = -__builtin_inf(), bound = 0.0;

@@ -10,4 +10,4 @@
 #define PILOTFISH_KERNELS(table, name, chains)                                                                      \
   const Kernels table = {name,           add_rms_norm,    quantize,    linear,      gated_linear, rotary_write,     \
                          attention_chunk, attention_merge, argmax,      log_sum_exp, part_maxima,  weigh,            \
-                         gumbel_argmax,  dot_products<chains>, read_memory}
+                         keep,            gumbel_argmax,   dot_products<chains>, read_memory}

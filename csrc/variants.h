@@ -95,6 +95,13 @@ struct Variant {
     return ::largest(*kernels, pointer<const float>(x), size, count, pointer<int32_t>(ids));
   }
 
+  int64_t residual(uintptr_t p_ids, uintptr_t p, int64_t p_count, uintptr_t q_ids, uintptr_t q, int64_t q_count,
+                   uintptr_t ids, uintptr_t probs) const {
+    const FloatMode mode;
+    return ::residual(pointer<const int32_t>(p_ids), pointer<const double>(p), p_count, pointer<const int32_t>(q_ids),
+                      pointer<const double>(q), q_count, pointer<int32_t>(ids), pointer<double>(probs));
+  }
+
   int64_t gumbel_argmax(uintptr_t ids, uintptr_t probs, int64_t count, uint64_t stream) const {
     const FloatMode mode;
     return kernels->gumbel_argmax(pointer<const int32_t>(ids), pointer<const double>(probs), count, stream);

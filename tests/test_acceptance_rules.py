@@ -15,6 +15,7 @@ import torch
 from scipy import stats
 
 from pilotfish.errors import DrafterError, NonFiniteLogitsError
+from pilotfish.ops import native
 from pilotfish.ops.sampling import Distribution, TokenHistory, draft_key, gumbel_argmax, noise_key
 from pilotfish.types import Draft, SamplingParams, VerifyOutcome
 from pilotfish.verify import (
@@ -237,7 +238,7 @@ def test_mutant_a_drawn_token_dropped_for_its_low_q() -> None:
 @pytest.mark.parametrize("mutant", ["recovered from p", "everything accepted", "nothing accepted"])
 def test_mutants_of_the_formula(monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
     if mutant == "recovered from p":
-        monkeypatch.setattr(rejection, "residual_probs", lambda p, q: p)
+        monkeypatch.setattr(rejection, "residual", lambda p, q: p)
     else:
         monkeypatch.setattr(rejection, "is_accepted", lambda p, q, u: mutant == "everything accepted")
     assert law_fails(TABLES["far"], "rejection, draft model")
@@ -254,20 +255,20 @@ def test_acceptance_at_its_edges(u: float) -> None:
     assert rejection.is_accepted(0.3, 0.6, u) == (u < 0.5)
 
 
-def test_residual_that_is_empty_or_not_finite_falls_back_to_p() -> None:
+@pytest.mark.parametrize("backend", [native.default_backend(), None])
+def test_residual_that_is_empty_or_not_finite_falls_back_to_p(backend: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "default_backend", lambda: backend)
     p = distribution((0.5, 0.25, 0.25))
-    assert rejection.residual_probs(p, p) is p
-    infinite = Distribution(p.token_ids, np.array([-np.inf, 0.0, 0.0]))
-    assert rejection.residual_probs(p, infinite) is p
-    nan = Distribution(p.token_ids, np.array([np.nan, 0.0, 0.0]))
-    assert rejection.residual_probs(p, nan) is p
+    assert rejection.residual(p, p) is p
+    for bad in (-np.inf, np.nan):
+        assert rejection.residual(p, Distribution(p.token_ids, np.array([bad, 0.0, 0.0]))) is p
 
 
 def test_residual_is_normalised_and_leaves_out_what_q_covers() -> None:
-    found = rejection.residual_probs(distribution((0.5, 0.3, 0, 0.2)), distribution((0.1, 0.4, 0.3, 0, 0.2)))
+    found = rejection.residual(distribution((0.5, 0.3, 0, 0.2)), distribution((0.1, 0.4, 0.3, 0, 0.2)))
     assert found.token_ids.tolist() == [0, 3]
     assert found.probs.tolist() == pytest.approx([2 / 3, 1 / 3])
-    least = rejection.residual_probs(distribution((0.5, 0.5)), distribution((0.5, 0.5 - 2**-53)))
+    least = rejection.residual(distribution((0.5, 0.5)), distribution((0.5, 0.5 - 2**-53)))
     assert (least.token_ids.tolist(), least.probs.tolist()) == ([1], [1.0])
 
 

@@ -150,6 +150,27 @@ def test_a_whole_vocabulary_gives_the_same_bits(filters: tuple) -> None:
             assert backend.gumbel_argmax(found, stream) == sampling_reference.gumbel_argmax(expected, stream)
 
 
+@given(rows(), rows(), st.sampled_from(["any", "same ids", "equal"]))
+def test_all_variants_and_the_reference_leave_the_same_residual(logits: Tensor, other: Tensor, q_is: str) -> None:
+    p = sampling_reference.distribution(logits, 1.0, 0, 1.0, 0.0)
+    q = {
+        "any": sampling_reference.distribution(other, 2.0, 40, 1.0, 0.0),
+        "same ids": Distribution(p.token_ids, p.probs[::-1].copy()),
+        "equal": p,
+    }[q_is]
+    expected = sampling_reference.residual(p, q)
+    drafted = dict(zip(q.token_ids.tolist(), q.probs.tolist(), strict=True))
+    left = {i: prob - drafted.get(i, 0.0) for i, prob in zip(p.token_ids.tolist(), p.probs.tolist(), strict=True)}
+    left = {i: prob for i, prob in left.items() if prob > 0}
+    if left:
+        assert expected.token_ids.tolist() == list(left)
+        np.testing.assert_allclose(expected.probs, [prob / math.fsum(left.values()) for prob in left.values()], 1e-12)
+    else:
+        assert expected is None
+    for backend in NATIVE:
+        assert same(backend.residual(p, q), expected), backend.isa
+
+
 def test_the_kernels_pass_over_no_id_that_wins_by_little() -> None:
     """Of so many draws dozens are decided by a part in a hundred."""
     probs = np.random.default_rng(0).dirichlet(np.full(300, 0.5))

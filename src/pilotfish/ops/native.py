@@ -139,6 +139,18 @@ class NativeBackend:
         sound = self._variant.largest(logits.data_ptr(), len(logits), len(token_ids), token_ids.ctypes.data) >= 0
         return token_ids if sound else None
 
+    def residual(self, p: Distribution, q: Distribution) -> Distribution | None:
+        """See `sampling_reference.residual`."""
+        size = len(p.token_ids)
+        token_ids, probs = np.empty(size, np.int32), np.empty(size, np.float64)
+        arguments = [
+            place
+            for each in (p, q)
+            for place in (each.token_ids.ctypes.data, each.probs.ctypes.data, len(each.token_ids))
+        ]
+        count = self._variant.residual(*arguments, token_ids.ctypes.data, probs.ctypes.data)
+        return Distribution(token_ids[:count], probs[:count]) if count else None
+
     def gumbel_argmax(self, distribution: Distribution, stream: int) -> int:
         """See `sampling_reference.gumbel_argmax`."""
         token_ids, probs = distribution.token_ids, distribution.probs

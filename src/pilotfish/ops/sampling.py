@@ -41,6 +41,7 @@ class SamplingOps(Protocol):
         self, logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
     ) -> Distribution | None: ...
     def largest(self, logits: Tensor, count: int) -> NDArray[np.int32] | None: ...
+    def residual(self, p: Distribution, q: Distribution) -> Distribution | None: ...
     def gumbel_argmax(self, distribution: Distribution, stream: int) -> int: ...
     def argmax(self, logits: Tensor) -> list[int]: ...
     def log_sum_exp(self, logits: Tensor) -> Tensor: ...
@@ -159,6 +160,11 @@ def gumbel_argmax(distribution: Distribution, key: int, position: int) -> int:
     only where they might win.
     """
     return _ops().gumbel_argmax(distribution, hash_word(key, position))
+
+
+def residual(p: Distribution, q: Distribution) -> Distribution:
+    """max(p - q, 0), made to add up to 1; p itself where nothing of that is left, or it is not finite."""
+    return _ops().residual(p, q) or p
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:

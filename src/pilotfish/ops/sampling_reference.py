@@ -48,11 +48,22 @@ def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float, m
     if 0 < top_k < len(x):
         likeliest = likeliest[:top_k]
     if top_p < 1:
-        reached = np.cumsum(weights[likeliest]) >= top_p * mass(np.sort(likeliest), weights)
+        ids = np.sort(likeliest)
+        reached = np.cumsum(weights[likeliest]) >= top_p * mass(ids, weights[ids])
         likeliest = likeliest[: int(np.argmax(reached)) + 1] if reached.any() else likeliest
     ids = np.sort(likeliest)
     ids = ids[(weights[ids] > 0) & (weights[ids] >= min_p)]
-    return Distribution(ids.astype(np.int32), weights[ids] / mass(ids, weights))
+    return _normalised(ids.astype(np.int32), weights[ids])
+
+
+def residual(p: Distribution, q: Distribution) -> Distribution | None:
+    """max(p - q, 0), made to add up to 1; None where nothing is above 0, or something is not finite."""
+    left = p.probs.copy()
+    places = np.minimum(np.searchsorted(p.token_ids, q.token_ids), len(left) - 1)
+    in_both = p.token_ids[places] == q.token_ids
+    left[places[in_both]] -= q.probs[in_both]
+    kept = np.flatnonzero(left > 0)
+    return _normalised(p.token_ids[kept], left[kept]) if len(kept) and np.isfinite(left).all() else None
 
 
 def largest(logits: Tensor, count: int) -> NDArray[np.int32] | None:
@@ -90,10 +101,14 @@ def hash_word(state: int, index: Word) -> Word:
 def mass(ids: NDArray[Any], weights: Floats) -> float:
     """The sum of the weights of some ids, which ascend."""
     lanes = np.zeros(_LANES)
-    np.add.at(lanes, ids % _LANES, weights[ids])
+    np.add.at(lanes, ids % _LANES, weights)
     while len(lanes) > 1:
         lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
     return float(lanes[0])
+
+
+def _normalised(ids: NDArray[np.int32], weights: Floats) -> Distribution:
+    return Distribution(ids, weights * (1.0 / mass(ids, weights)))
 
 
 def exponential_or_zero(y: Floats) -> Floats:

@@ -19,7 +19,15 @@ import numpy as np
 from torch import Tensor
 
 from pilotfish.errors import DrafterError
-from pilotfish.ops.sampling import Distribution, NoisePurpose, gumbel_argmax, next_distribution, purpose_key, uniform
+from pilotfish.ops.sampling import (
+    Distribution,
+    NoisePurpose,
+    gumbel_argmax,
+    next_distribution,
+    purpose_key,
+    residual,
+    uniform,
+)
 from pilotfish.types import Draft, SequenceView, VerifyOutcome
 from pilotfish.verify.base import make_outcome
 
@@ -42,7 +50,7 @@ class RejectionVerifier:
         for row, token_id in enumerate(draft.token_ids):
             p, q = target_distribution(row), draft_distribution(draft, row)
             if not is_accepted(prob_of(p, token_id), prob_of(q, token_id), uniform(acceptance_key, start + row)):
-                return make_outcome(draft, row, gumbel_argmax(residual_probs(p, q), recovery_key, start + row))
+                return make_outcome(draft, row, gumbel_argmax(residual(p, q), recovery_key, start + row))
         length = len(draft.token_ids)
         bonus_token_id = gumbel_argmax(target_distribution(length), recovery_key, start + length)
         return make_outcome(draft, length, bonus_token_id)
@@ -51,24 +59,6 @@ class RejectionVerifier:
 def is_accepted(p: float, q: float, u: float) -> bool:
     """With u uniform on (0, 1): never where p is 0, always where p >= q > 0, else with probability p / q."""
     return p >= q or u * q < p
-
-
-def residual_probs(p: Distribution, q: Distribution) -> Distribution:
-    """max(p - q, 0), made to add up to 1; p itself where nothing of that is left, or it is not finite."""
-    left = p.probs.copy()
-    if np.array_equal(p.token_ids, q.token_ids):
-        left -= q.probs
-    else:
-        places = np.minimum(np.searchsorted(p.token_ids, q.token_ids), len(left) - 1)
-        in_both = p.token_ids[places] == q.token_ids
-        left[places[in_both]] -= q.probs[in_both]
-    kept = np.flatnonzero(left > 0)
-    probs = left[kept]
-    total = probs.sum()
-    if not (0 < total < np.inf and np.isfinite(left.sum())):
-        return p
-    probs /= total
-    return Distribution(p.token_ids[kept], probs)
 
 
 def draft_distribution(draft: Draft, row: int) -> Distribution:
