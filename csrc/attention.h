@@ -1,6 +1,7 @@
 // Attention over a cache, for all rows of a forward: checks what it is given, and shares the work among threads.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -95,25 +96,26 @@ class Attention {
     const int64_t at_once =
         std::max<int64_t>(1, (1 << 22) / std::max<int64_t>(1, max_chunks * num_heads * (batch_.head_dim + 2)));
     const int64_t results = std::min(at_once, batch_.num_rows) * max_chunks * num_heads;
-    const int team = team_size(batch_.num_rows * num_heads * longest_ * batch_.head_dim, variant_.threads);
+    const int count = team_size(batch_.num_rows * num_heads * longest_ * batch_.head_dim, variant_.threads);
     const int64_t own_size = num_heads / batch_.num_kv_heads *
                              (ceil_div(batch_.head_dim, kLanes) * kLanes + kAttentionChunk + kLanes * kLanes);
     thread_local std::vector<float> memory;
-    float* largest = scratch(memory, results * (batch_.head_dim + 2) + team * own_size);
+    float* largest = scratch(memory, results * (batch_.head_dim + 2) + count * own_size);
     const Chunks chunks = {largest, largest + results, largest + 2 * results, max_chunks};
     float* own = largest + results * (batch_.head_dim + 2);
-#pragma omp parallel num_threads(team)
-    {
+    std::atomic<int64_t> next_task{0};
+    team().run(count, [&](Worker self) {
       const FloatMode mode;
-#pragma omp for schedule(static)
-      for (int64_t row = 0; row < batch_.num_rows; row++) {
+      for (int64_t row = self.index; row < batch_.num_rows; row += self.count) {
         if (norms != nullptr) norms->apply(*variant_.kernels, batch_, qkv + row * batch_.row_size());
         variant_.kernels->rotary_write(batch_, cache, row, qkv + row * batch_.row_size());
       }
       for (int64_t first = 0; first < batch_.num_rows; first += at_once) {
-        attend(cache, first, std::min(at_once, batch_.num_rows - first), qkv, chunks, own + worker().index * own_size, y);
+        self.barrier();  // all keys and values are written, and what the rows before gave is merged
+        attend(self, next_task, cache, first, std::min(at_once, batch_.num_rows - first), qkv, chunks,
+               own + self.index * own_size, y);
       }
-    }
+    });
   }
 
  private:
@@ -131,13 +133,12 @@ class Attention {
     int64_t max_chunks;
   };
 
-  // The rows first … first + count - 1, shared by the workers of the parallel region that calls this.
-  void attend(const LayerCache& cache, int64_t first, int64_t count, const float* qkv, const Chunks& chunks, float* own,
-              float* y) const {
+  // One worker's part of the rows first … first + count - 1: the tasks that it takes.
+  void attend(Worker self, std::atomic<int64_t>& next_task, const LayerCache& cache, int64_t first, int64_t count,
+              const float* qkv, const Chunks& chunks, float* own, float* y) const {
     const int64_t heads = batch_.num_heads, kv_heads = batch_.num_kv_heads, head_dim = batch_.head_dim;
     const int64_t group = heads / kv_heads, max_chunks = chunks.max_chunks;
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < count * kv_heads * max_chunks; task++) {
+    for (int64_t task; (task = next_task.fetch_add(1)) < count * kv_heads * max_chunks;) {
       const int64_t index = task / (kv_heads * max_chunks), chunk = task / kv_heads % max_chunks;
       const int64_t kv_head = task % kv_heads, start = chunk * kAttentionChunk;
       const Row& row = rows_[first + index];
@@ -148,8 +149,9 @@ class Attention {
           start, std::min<int64_t>(start + kAttentionChunk, row.length), own, chunks.largest + result,
           chunks.sums + result, chunks.weighted + result * head_dim);
     }
-#pragma omp for schedule(static)
-    for (int64_t task = 0; task < count * heads; task++) {
+    self.barrier();
+    if (self.index == 0) next_task.store(0);  // for the next rows
+    for (int64_t task = self.index; task < count * heads; task += self.count) {
       const int64_t index = task / heads, result = index * max_chunks * heads + task % heads;
       variant_.kernels->attention_merge(ceil_div(rows_[first + index].length, kAttentionChunk), head_dim,
                                         chunks.largest + result, chunks.sums + result,

@@ -78,10 +78,12 @@ class LinearLayer {
       part.start = start;
       part.stride = gated_ ? parts_[0].panel_bytes + parts_[1].panel_bytes : part.panel_bytes;
       start += gated_ ? part.panel_bytes : part.panels() * part.panel_bytes;
-#pragma omp parallel for schedule(static) num_threads(variant_.threads)
-      for (int64_t panel = 0; panel < part.panels(); panel++) {
-        pack_panel(part.type, pointer<const uint8_t>(rows[i]), part.num_outputs, k_, panel, address(part, panel));
-      }
+      team().run(variant_.threads, [&](Worker self) {
+        const int64_t first = part.panels() * self.index / self.count;
+        for (int64_t panel = first; panel < part.panels() * (self.index + 1) / self.count; panel++) {
+          pack_panel(part.type, pointer<const uint8_t>(rows[i]), part.num_outputs, k_, panel, address(part, panel));
+        }
+      });
     }
   }
 
@@ -106,25 +108,23 @@ class LinearLayer {
     const Activations with_256 = {
         num_rows, k_, 256, rows, code + size, values + size + blocks_32, sum + 3 * blocks_32, sum + 5 * blocks_32};
 
-    const int team = team_size(num_rows * num_bytes_, variant_.threads);
+    const int count = team_size(num_rows * num_bytes_, variant_.threads);
     thread_local std::vector<Share> shares;
-    if (shares.size() < static_cast<size_t>(team)) shares = std::vector<Share>(team);
+    if (shares.size() < static_cast<size_t>(count)) shares = std::vector<Share>(count);
     Share* share = shares.data();
-#pragma omp parallel num_threads(team)
-    {
+    team().run(count, [&](Worker self) {
       const FloatMode mode;
-      const Worker self = worker();
       share[self.index].set(num_units() * self.index / self.count, num_units() * (self.index + 1) / self.count);
       prefetch(self);
       prepare(self, x, delta, values, with_32, with_256);
-#pragma omp barrier
+      self.barrier();
       for (int other = 0; other < self.count; other++) {
         int64_t first, last;
         while (share[(self.index + other) % self.count].take(units_at_once(), other != 0, &first, &last)) {
           multiply(first, last, with_32, with_256, y);
         }
       }
-    }
+    });
   }
 
  private:

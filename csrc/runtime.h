@@ -5,9 +5,6 @@
 #define PILOTFISH_MMAP
 #include <sys/mman.h>
 #endif
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 #if defined(PILOTFISH_X86)
 #include <xmmintrin.h>
 #else
@@ -19,6 +16,8 @@
 #include <cstdlib>
 #include <new>
 #include <vector>
+
+#include "team.h"
 
 namespace {
 
@@ -97,18 +96,6 @@ class FloatMode {
 #endif
 };
 
-struct Worker {
-  int index, count;
-};
-
-Worker worker() {
-#if defined(_OPENMP)
-  return {omp_get_thread_num(), omp_get_num_threads()};
-#else
-  return {0, 1};
-#endif
-}
-
 // Memory that a thread keeps from call to call, so that a forward allocates nothing large.
 template <class T>
 T* scratch(std::vector<T>& memory, int64_t size) {
@@ -117,8 +104,7 @@ T* scratch(std::vector<T>& memory, int64_t size) {
 }
 
 // Waking a team costs some microseconds, and much more on a busy machine: below this much work, in products or in bytes
-// of weights times rows, one thread is quicker. How many threads share the work never changes a result. It is one or
-// all: OpenMP ends the threads that a smaller team has no use for.
+// of weights times rows, one thread is quicker. How many threads share the work never changes a result.
 int team_size(int64_t work, int threads) { return work < 1 << 17 ? 1 : threads; }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

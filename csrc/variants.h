@@ -109,21 +109,19 @@ struct Variant {
 
   // Multiply-accumulates done, by all threads.
   int64_t dot_products(int64_t iterations) const {
-    int64_t products = 0;
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : products)
-    for (int thread = 0; thread < threads; thread++) products += kernels->dot_products(iterations);
+    std::atomic<int64_t> products{0};
+    team().run(threads, [&](Worker) { products += kernels->dot_products(iterations); });
     return products;
   }
 
   // Bytes read: whole pages, each thread its part.
   int64_t read_memory(uintptr_t address, int64_t size) const {
     const int64_t pages = size / 4096;
-    int64_t bytes = 0;
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : bytes)
-    for (int part = 0; part < threads; part++) {
-      const int64_t first = pages * part / threads, last = pages * (part + 1) / threads;
+    std::atomic<int64_t> bytes{0};
+    team().run(threads, [&](Worker self) {
+      const int64_t first = pages * self.index / self.count, last = pages * (self.index + 1) / self.count;
       bytes += kernels->read_memory(pointer<const uint8_t>(address) + 4096 * first, 4096 * (last - first));
-    }
+    });
     return bytes;
   }
 };
