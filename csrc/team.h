@@ -53,9 +53,10 @@ class Signal {
   }
 
  private:
-  // Some 50 microseconds, longer than threads wait for each other within a forward, and some 50 more. With twenty times
-  // as many spins two programs take 116 ms for the forward mentioned.
-  static constexpr int kSpins = 1000, kYields = 100;
+  // Some 25 microseconds, longer than most waits within a forward, and some 150 more, longer than what Python does
+  // between two calls. With two, four and twenty times the spins two programs take 32, 40 and 116 ms for the forward
+  // mentioned.
+  static constexpr int kSpins = 1000, kYields = 300;
 
   alignas(64) std::atomic<uint32_t> value_{0};
   std::atomic<int> sleepers_{0};
