@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from pilotfish.errors import DrafterError
+from pilotfish.errors import DrafterError, brief
 from pilotfish.ops.sampling import (
     Distribution,
     NoisePurpose,
@@ -68,7 +68,8 @@ def draft_distribution(draft: Draft, row: int) -> Distribution:
         return Distribution(np.array([token_id], np.int32), np.ones(1))
     q = draft.probs[row]
     if q.token_ids[0] < 0 or (np.diff(q.token_ids) <= 0).any():
-        raise DrafterError(f"a drafter gave probabilities of ids that do not ascend from 0: {q.token_ids}")
+        token_ids = brief(q.token_ids.tolist())
+        raise DrafterError(f"a drafter gave probabilities of ids that do not ascend from 0: {token_ids}")
     with np.errstate(invalid="ignore"):  # not a number is an answer too
         total, own = float(q.probs.sum()), prob_of(q, token_id)
     if not (abs(total - 1) < _SUM_TOLERANCE and own > 0 and q.probs.min() >= 0):
