@@ -2,7 +2,7 @@
 // moment, then asleep.
 //
 // Not OpenMP, whose threads wait awake for milliseconds. On a machine that has something else to do, that takes a core
-// from the very thread that is waited for: two programs on two cores took 1130 ms for a forward of 14 ms, and take 25
+// from the very thread that is waited for: two programs on two cores took 1130 ms for a forward of 13 ms, and take 27
 // so. With OpenMP's threads asleep at once, a forward on a quiet machine took a quarter longer (docs/log.md).
 #pragma once
 #include <pthread.h>
@@ -77,20 +77,20 @@ struct Worker {
 
 class Team {
  public:
-  // Calls work(Worker) in `count` threads at once, the caller's among them, and returns when all are through. It must
-  // not throw. Callers take turns.
+  // Calls work(Worker) in `count` threads at once, the caller's among them, and returns when all are through. What it
+  // throws ends the process. Callers take turns.
   template <class Work>
   void run(int count, const Work& work) {
     if (count <= 1) return work(Worker{0, 1, nullptr});
     const std::lock_guard<std::mutex> turn(turn_);
     while (static_cast<int>(threads_.size()) < count - 1) add_thread();
-    call_ = [](const void* context, Worker worker) { (*static_cast<const Work*>(context))(worker); };
+    call_ = [](const void* context, Worker worker) noexcept { (*static_cast<const Work*>(context))(worker); };
     context_ = &work;
     count_ = count;
     working_.store(count - 1);
     const uint32_t seen = done_.value();
     for (int i = 0; i < count - 1; i++) threads_[i]->advance();
-    work(Worker{0, count, this});
+    call_(&work, Worker{0, count, this});
     done_.wait(seen);
   }
 
@@ -109,6 +109,7 @@ class Team {
     // A thread inherits the mask: signals such as Ctrl-C are for the caller's threads.
     sigset_t all, before;
     sigfillset(&all);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&all, fault);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       std::thread([this, &start, index] { serve(start, index); }).detach();
