@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pilotfish.ops.sampling import Distribution, next_distribution
 from pilotfish.types import Draft, SequenceView, VerifyOutcome
 
 
@@ -17,6 +18,12 @@ class Verifier(Protocol):
         Row i is what the target says after the first i draft tokens. Raises `NonFiniteLogitsError` where a row that is
         needed is unusable; rows behind the first rejected token are not looked at.
         """
+
+
+def target_distribution(sequence: SequenceView, draft: Draft, logits: Tensor, row: int) -> Distribution:
+    """What the target may say after the first `row` draft tokens. Raises `NonFiniteLogitsError`."""
+    drafted, ends = draft.token_ids[:row], sequence.end_token_ids
+    return next_distribution(logits[row], sequence.sampling, sequence.history, drafted, ends, row)
 
 
 def make_outcome(draft: Draft, num_accepted_tokens: int, next_token_id: int) -> VerifyOutcome:

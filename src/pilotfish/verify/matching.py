@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pilotfish.ops.sampling import gumbel_argmax, next_distribution
+from pilotfish.ops.sampling import gumbel_argmax
 from pilotfish.types import Draft, SequenceView, VerifyOutcome
-from pilotfish.verify.base import accept_equal
+from pilotfish.verify.base import accept_equal, target_distribution
 
 
 class MatchingVerifier:
@@ -26,8 +26,7 @@ class MatchingVerifier:
         """See `Verifier.verify`."""
 
         def target_token_id(row: int) -> int:
-            drafted, ends = draft.token_ids[:row], sequence.end_token_ids
-            found = next_distribution(logits[row], sequence.sampling, sequence.history, drafted, ends, row)
+            found = target_distribution(sequence, draft, logits, row)
             return gumbel_argmax(found, sequence.noise_key, len(sequence.token_ids) + row)
 
         return accept_equal(draft, target_token_id)

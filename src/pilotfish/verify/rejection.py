@@ -23,13 +23,12 @@ from pilotfish.ops.sampling import (
     Distribution,
     NoisePurpose,
     gumbel_argmax,
-    next_distribution,
     purpose_key,
     residual,
     uniform,
 )
 from pilotfish.types import Draft, SequenceView, VerifyOutcome
-from pilotfish.verify.base import make_outcome
+from pilotfish.verify.base import make_outcome, target_distribution
 
 _SUM_TOLERANCE = 1e-6
 
@@ -42,18 +41,13 @@ class RejectionVerifier:
         acceptance_key = purpose_key(sequence.noise_key, NoisePurpose.ACCEPTANCE)
         recovery_key = purpose_key(sequence.noise_key, NoisePurpose.RECOVERY)
         start = len(sequence.token_ids)
-
-        def target_distribution(row: int) -> Distribution:
-            drafted, ends = draft.token_ids[:row], sequence.end_token_ids
-            return next_distribution(logits[row], sequence.sampling, sequence.history, drafted, ends, row)
-
         for row, token_id in enumerate(draft.token_ids):
-            p, q = target_distribution(row), draft_distribution(draft, row)
+            p, q = target_distribution(sequence, draft, logits, row), draft_distribution(draft, row)
             if not is_accepted(prob_of(p, token_id), prob_of(q, token_id), uniform(acceptance_key, start + row)):
                 return make_outcome(draft, row, gumbel_argmax(residual(p, q), recovery_key, start + row))
         length = len(draft.token_ids)
-        bonus_token_id = gumbel_argmax(target_distribution(length), recovery_key, start + length)
-        return make_outcome(draft, length, bonus_token_id)
+        p = target_distribution(sequence, draft, logits, length)
+        return make_outcome(draft, length, gumbel_argmax(p, recovery_key, start + length))
 
 
 def is_accepted(p: float, q: float, u: float) -> bool:
